@@ -1,0 +1,48 @@
+# One static library per room, one set of flags for all of them.
+find_program(REFIT_CCACHE ccache)
+if(REFIT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${REFIT_CCACHE}")
+endif()
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+
+add_library(refit_flags INTERFACE)
+target_compile_options(refit_flags INTERFACE
+  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
+  $<$<BOOL:${REFIT_WERROR}>:-Werror>
+  $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
+  -ffp-contract=off -fno-fast-math)
+target_include_directories(refit_flags INTERFACE "${CMAKE_SOURCE_DIR}/src" "${CMAKE_SOURCE_DIR}/include")
+target_link_libraries(refit_flags INTERFACE Threads::Threads)
+if(REFIT_SANITIZE)
+  target_compile_options(refit_flags INTERFACE -fsanitize=${REFIT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(refit_flags INTERFACE -fsanitize=${REFIT_SANITIZE})
+endif()
+
+# refit_room(NAME SOURCES … [ROOMS core …] [VENDOR target …])
+# ROOMS are public (their front headers appear in ours); VENDOR libraries stay inside this room's sources.
+function(refit_room name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;ROOMS;VENDOR" ${ARGN})
+  add_library(refit_${name} STATIC ${ARG_SOURCES})
+  add_library(refit::${name} ALIAS refit_${name})
+  list(TRANSFORM ARG_ROOMS PREPEND "refit_")
+  target_link_libraries(refit_${name} PUBLIC refit_flags ${ARG_ROOMS} PRIVATE ${ARG_VENDOR})
+endfunction()
+
+# refit_test(NAME SOURCES … ROOMS … [VENDOR …] [LABELS fast|sim|procs …] [TIMEOUT s])
+# Without LABELS a test belongs to the fast set.
+function(refit_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;ROOMS;VENDOR;LABELS" ${ARGN})
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS fast)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  list(TRANSFORM ARG_ROOMS PREPEND "refit_")
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE refit_flags ${ARG_ROOMS} ${ARG_VENDOR} GTest::gmock GTest::gtest GTest::gtest_main)
+  target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/tests")
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()

@@ -1,0 +1,52 @@
+// Boxes and views: where a piece of a logical tensor lies in its own coordinates.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/result.h"
+
+namespace refit {
+
+using Dims = std::vector<std::int64_t>;  // row-major, axis 0 first
+inline constexpr int kMaxFactors = 32;   // most factors (over all axes) of a view
+
+// Half-open interval [lo, hi).
+struct Interval {
+  std::int64_t lo = 0, hi = 0;
+  std::int64_t size() const { return hi > lo ? hi - lo : 0; }
+  bool empty() const { return hi <= lo; }
+  friend bool operator==(const Interval&, const Interval&) = default;
+  friend auto operator<=>(const Interval&, const Interval&) = default;
+};
+
+Interval intersect(Interval a, Interval b);
+
+// One interval per (factored) axis. A box with no axes holds the one element of a 0-dim tensor.
+using Box = std::vector<Interval>;
+
+bool empty(const Box& box);
+std::int64_t elements(const Box& box);  // product of sizes; the caller has checked that it fits
+Box intersect(const Box& a, const Box& b);
+Box whole(const Dims& extents);
+std::string to_string(const Box& box);
+
+// Optional factoring of a tensor's axes: axis a is the mixed-radix number with digits radices[a], outermost first, and
+// the product of radices[a] is the axis' extent. The trivial view has one factor per axis.
+struct View {
+  std::vector<Dims> radices;
+
+  static View trivial(const Dims& shape);
+  bool is_trivial() const;
+  int factors() const;
+  // Extents of all factors, axis by axis.
+  Dims extents() const;
+  // For each factor: the axis it belongs to, and how many logical indices of that axis one step of it is worth.
+  std::vector<int> axis_of() const;
+  Dims steps() const;
+  // Errors: kInvalid when a radix is negative, the count passes kMaxFactors, or a product misses the axis' extent.
+  Status validate(const Dims& shape) const;
+  friend bool operator==(const View&, const View&) = default;
+};
+
+}  // namespace refit
