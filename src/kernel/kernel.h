@@ -1,0 +1,88 @@
+// Front header of kernel: moving and digesting strided bytes. Each body exists as a scalar reference and as SIMD forms
+// chosen at run time; all give the same bytes and digests.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/core.h"
+
+namespace refit::kernel {
+
+// Where a kernel runs. Today the CPU pool; a CUDA device and stream take the same place later.
+struct Exec {
+  ThreadPool* pool = nullptr;  // null: the calling thread
+};
+
+// Placement digest: four keyed inner products mod 2^32 and a count of elements. Linear in the values, additive over
+// boxes in any cut and any storage order. Formula in docs/design/digest.md. Guards against faults, not attackers.
+struct Digest {
+  std::array<std::uint32_t, 4> word{};
+  std::uint64_t count = 0;
+  Digest& operator+=(const Digest& o);
+  Digest& operator-=(const Digest& o);
+  friend Digest operator+(Digest a, const Digest& b) { return a += b; }
+  friend Digest operator-(Digest a, const Digest& b) { return a -= b; }
+  friend bool operator==(const Digest&, const Digest&) = default;
+  Hash128 fold() const;        // the four words as 128 bits
+  std::string hex() const;
+};
+
+// Keys of one tensor: made once per (seed, tensor) and reused. The seed is drawn per lineage. *pure after make*.
+class DigestKeys {
+ public:
+  // `shape` is logical; axes of length 1 are left out of the product. Key blocks are computed on demand or up front.
+  static DigestKeys make(std::uint64_t seed, std::string_view tensor, const Dims& shape);
+  ~DigestKeys();
+  DigestKeys(DigestKeys&&) noexcept;
+  DigestKeys& operator=(DigestKeys&&) noexcept;
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  explicit DigestKeys(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// One strided piece. Loop k runs over extents[k] with byte strides on either side; on axis axis[k] of the logical
+// tensor one step is steps[k] indices; origin[a] is the logical index of axis a at loop index 0.
+struct Job {
+  const void* src = nullptr;
+  void* dst = nullptr;                       // null: digest only
+  std::span<const std::int64_t> extents, src_strides, dst_strides;
+  std::span<const int> axis;                 // needed for a digest only
+  std::span<const std::int64_t> steps;       // likewise
+  std::span<const std::int64_t> origin;      // likewise, per logical axis
+  DType src_dtype = DType::kBF16, wire_dtype = DType::kBF16, dst_dtype = DType::kBF16;
+  const DigestKeys* keys = nullptr;          // null: no digest
+};
+
+// A cast that changed a value: first place found per job.
+struct Inexact {
+  std::size_t job = 0;
+  std::int64_t linear = 0;  // row-major position inside the piece
+};
+
+// Copies (src → wire → dst dtype) and, where keys are given, digests the wire values: one pass over the bytes.
+// digests[i] belongs to jobs[i] (ignored when empty). Jobs may overlap as sources, never as destinations.
+// Returns casts that were not exact (values were still written: the caller decides). Streaming stores where they win.
+std::vector<Inexact> run(const Exec& exec, std::span<const Job> jobs, std::span<Digest> digests);
+
+// memcpy by all threads of the pool, streaming where it wins.
+void copy_flat(const Exec& exec, void* dst, const void* src, std::int64_t bytes);
+// dst[j][i] = src[i][j] for `item`-byte elements; row strides in bytes.
+void transpose(const Exec& exec, void* dst, std::int64_t dst_stride, const void* src, std::int64_t src_stride,
+               std::int64_t rows, std::int64_t columns, std::int64_t item);
+
+// The scalar reference of run(): short, obviously right, the specification.
+std::vector<Inexact> run_reference(std::span<const Job> jobs, std::span<Digest> digests);
+
+// Instruction sets this machine can choose, and the one in force. REFIT_FORCE_ISA names one ("scalar", "avx2", "avx3"…).
+std::vector<std::string> available_isas();
+std::string chosen_isa();
+Status force_isa(std::string_view name);  // tests; kInvalid for a name this machine lacks
+
+}  // namespace refit::kernel

@@ -1,0 +1,3 @@
+// Front header of model: logical tensors, rules and layouts. Pure: header bytes in, no files.
+#pragma once
+#include "model/layout.h"

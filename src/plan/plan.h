@@ -1,0 +1,122 @@
+// Front header of plan: from two layouts to what goes where. Pure: no memory, clock, thread or file.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/core.h"
+#include "model/model.h"
+
+namespace refit::plan {
+
+struct Options {
+  std::int64_t bucket_bytes = 32 << 20;    // option `refit.bucket_bytes`
+  std::int64_t staging_bytes = 256 << 20;  // smallest announced staging of any target
+  bool partial = false;                    // target declares that it wants only some tensors
+  bool files = false;                      // layout files: unwanted names are listed, not refused
+  std::vector<std::string> allow_cast;     // tensor name patterns whose casts may lose values
+};
+
+// How a piece lies in both memories. Shared by all pieces of a class; loop order is the view's factor order after
+// coalescing. Logical index of axis a at loop indices i: piece.origin-independent part is Σ i_k·steps[k] over k with axis[k]==a.
+struct Geometry {
+  Dims extents;             // loop extents, outermost first; {} for one element
+  Dims src_strides;         // bytes, in the sender's buffer
+  Dims dst_strides;         // bytes, in the recipient's buffer; empty in a sender's plan
+  std::vector<int> axis;    // logical axis that each loop belongs to
+  Dims steps;               // logical indices of that axis per loop step
+  DType src_dtype = DType::kBF16, wire_dtype = DType::kBF16, dst_dtype = DType::kBF16;
+  friend bool operator==(const Geometry&, const Geometry&) = default;
+};
+
+// A box of one logical tensor with one sender. Bytes are in the wire dtype.
+struct Piece {
+  TensorId tensor;
+  std::uint32_t geometry = 0;
+  std::uint32_t src_buffer = 0;
+  std::int64_t src_offset = 0;   // bytes of the first element in the sender's buffer
+  std::uint32_t origin = 0;      // index into RankPlan::origins: logical index of the first element per axis
+  std::int64_t bytes = 0;
+  // Target side: where it lands. A piece with several storages (ties, two holdings of one box) has several landings.
+  std::uint32_t first_landing = 0, landings = 0;
+};
+
+// One destination of a piece. `counted` pieces make up the replica's version digest: each distinct logical box once
+// per replica (the lowest owning rank counts it). Where only a part counts, the planner has split the piece.
+struct Landing {
+  std::uint32_t holding = 0;     // index into the rank's RankLayout::holdings
+  std::uint32_t geometry = 0;
+  std::int64_t dst_offset = 0;
+  bool counted = false;
+};
+
+struct Bucket {
+  BucketId id;                   // unique within the sender
+  Rank sender;
+  std::vector<Rank> recipients;  // ascending
+  std::uint32_t first_piece = 0, pieces = 0;
+  std::int64_t bytes = 0;        // packed, each start aligned to its item size
+};
+
+// What a source digests when it seals: boxes it holds, each once per rank, for the version digest (counted: this rank
+// is the lowest owner) and for comparing replicas (group: hash of the owners' ranks; 0 when it is the only owner).
+struct SealBox {
+  TensorId tensor;
+  std::uint32_t geometry = 0;
+  std::uint32_t buffer = 0;
+  std::int64_t offset = 0;
+  std::uint32_t origin = 0;
+  bool counted = false;
+  std::uint64_t group = 0;
+  std::vector<Rank> owners;      // filled only when there are several
+};
+
+enum class Side : std::uint8_t { kSource, kTarget };
+
+// One rank's own part of the plan. Deterministic: same inputs, same bytes on every rank, compiler and run.
+struct RankPlan {
+  PlanId id;
+  Side side = Side::kTarget;
+  Rank rank;
+  std::vector<Geometry> geometries;
+  std::vector<Dims> origins;
+  std::vector<Piece> pieces;     // bucket after bucket
+  std::vector<Landing> landings;
+  std::vector<Bucket> buckets;   // a source: what it sends; a target: what it receives; by (sender, id)
+  std::vector<SealBox> seal;     // sources only
+  std::int64_t bytes_needed = 0, bytes_moved = 0;
+  // Hash of the bucket list shared with one peer; both sides compute the same number.
+  std::map<std::uint32_t, Hash128> shared_with;
+};
+
+// Errors list every hole, overlap, unknown name, shape or dtype disagreement with both owners (joined, at most 20 shown
+// with the total count).
+Result<RankPlan> make_plan(const model::Layout& source, const model::Layout& target, const Options& options, Side side, Rank rank);
+Result<PlanId> plan_id(const model::Layout& source, const model::Layout& target, const Options& options);
+
+struct Link {
+  std::uint32_t from = 0, to = 0;  // ranks, or host ordinals when by_host
+  std::int64_t bytes = 0;
+};
+
+// The world's proof and byte matrix.
+struct World {
+  PlanId id;
+  std::int64_t bytes_needed = 0, bytes_moved = 0, bytes_local = 0;
+  std::int64_t segments = 0, buckets = 0;
+  double coverage = 0;             // 1.0 or the call failed
+  std::vector<Link> links;
+  bool by_host = false;            // above 4,096 pairs
+  std::vector<std::string> hosts;  // names of host ordinals
+  std::vector<std::string> unwanted;
+  std::int64_t bound_bytes = 0;    // the most that any one rank must send or receive
+};
+Result<World> make_world(const model::Layout& source, const model::Layout& target, const Options& options);
+
+// Human-readable: every piece of one tensor, from whom to whom and where. Errors: kInvalid for an unknown name.
+Result<std::string> explain(const model::Layout& source, const model::Layout& target, const Options& options, const std::string& tensor);
+
+}  // namespace refit::plan

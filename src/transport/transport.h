@@ -1,0 +1,174 @@
+// Front header of transport: moving opaque buckets (push), reading lent memory (pull), small messages (control).
+// A transport never learns what a tensor is. Nobody outside transport/<mover> includes its headers, only this one.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/core.h"
+#include "memory/memory.h"
+
+namespace refit::transport {
+
+using Bytes = std::vector<std::byte>;
+
+struct Capabilities {
+  bool push = false, pull = false, control = false;
+  bool mapped = false;       // a pull lease views the source's memory; else it holds packed bytes
+  bool multicast = false;    // one post reaches several recipients
+  bool total_order = false;  // follows the plan's sequence
+  bool runs_device_kernels = false;
+  bool host = true;          // moves host memory
+};
+
+// Identity of a lane: every frame and descriptor carries it; foreign ones are dropped and counted.
+struct LaneId {
+  Hash128 job;
+  Txn txn;
+  Incarnation incarnation;  // of the process that opened the lane
+  friend bool operator==(const LaneId&, const LaneId&) = default;
+};
+
+struct Peer {
+  std::uint32_t member = 0;  // member number agreed at the coordinator
+  Incarnation incarnation;
+  Bytes card;                // how to find it: from its Mover::card()
+  std::string name;          // for errors
+};
+
+struct Counters {
+  std::uint64_t frames_foreign = 0, frames_bad = 0;
+  std::uint64_t bytes_in = 0, bytes_out = 0;
+};
+
+// Exactly one per posted (bucket, recipient), request or expose, also after abort, close and peer death.
+struct Completion {
+  std::uint64_t ticket = 0;
+  std::optional<Error> error;
+};
+
+// One bucket's bytes, valid until the lease is dropped. Packed bytes, or (mapped) one base pointer per segment.
+class Lease {
+ public:
+  struct Hold {
+    virtual ~Hold() = default;
+  };
+  Lease() = default;
+  Lease(BucketId bucket, std::uint32_t sender, std::span<const std::byte> packed, std::vector<const std::byte*> bases, std::unique_ptr<Hold> hold)
+      : bucket_(bucket), sender_(sender), packed_(packed), bases_(std::move(bases)), hold_(std::move(hold)) {}
+  BucketId bucket() const { return bucket_; }
+  std::uint32_t sender() const { return sender_; }               // member number
+  std::span<const std::byte> packed() const { return packed_; }  // empty when mapped
+  // Mapped: address of segment k's first element (its offset already added), in the order of the request.
+  std::span<const std::byte* const> bases() const { return bases_; }
+
+ private:
+  BucketId bucket_;
+  std::uint32_t sender_ = 0;
+  std::span<const std::byte> packed_;
+  std::vector<const std::byte*> bases_;
+  std::unique_ptr<Hold> hold_;
+};
+
+struct Expected {
+  BucketId bucket;
+  std::uint32_t sender = 0;  // member number
+  std::int64_t max_bytes = 0;
+};
+
+// All lanes: *thread-compatible* except abort(), which any thread may call, any number of times. The first error is
+// sticky: later calls return it. A lane lives one round; close() returns within its deadline and completes what is open.
+class Lane {
+ public:
+  virtual ~Lane() = default;
+  // Waits for the next lease. kTimeout leaves the lane usable; any other error is sticky.
+  virtual Result<Lease> next(Deadline deadline) = 0;
+  // Moves finished completions into `done`; returns how many. Never waits.
+  virtual std::size_t poll(std::span<Completion> done) = 0;
+  virtual void abort(Error error) = 0;
+  virtual Status close(Deadline deadline) = 0;
+};
+
+class PushLane : public Lane {
+ public:
+  // Once a round, before the first next(): everything this side will receive.
+  virtual Status expect(std::span<const Expected> buckets) = 0;
+  // Lends `parts` until the completions of all recipients are polled. Returns the ticket; one completion per recipient.
+  virtual Result<std::uint64_t> post(BucketId bucket, std::span<const std::span<const std::byte>> parts, std::span<const std::uint32_t> recipients) = 0;
+};
+
+class PullLane : public Lane {
+ public:
+  // Source: lends regions (in this order: Segment::region indexes them). The descriptor is opaque bytes for readers.
+  virtual Result<Bytes> expose(std::span<const memory::RegionRef> regions) = 0;
+  // Source: revokes: the memory epoch rises, later requests and re-checks of the old descriptor fail.
+  virtual Status withdraw() = 0;
+  // Target: asks for a bucket; it arrives through next(). kMismatch for a descriptor of another job, txn, incarnation
+  // or epoch; kInvalid for a segment outside its region. Returns the ticket.
+  virtual Result<std::uint64_t> request(BucketId bucket, std::uint32_t sender, std::span<const std::byte> descriptor, std::span<const Segment> segments) = 0;
+  // Target, after the last read of a bucket: true only if its descriptor was still valid throughout.
+  virtual Status recheck(std::uint32_t sender) = 0;
+};
+
+struct ControlMessage {
+  std::uint32_t peer = 0;  // connection number, stable while the peer lives
+  Bytes bytes;
+};
+enum class PeerEvent : std::uint8_t { kConnected, kGone };
+struct Liveness {
+  std::uint32_t peer = 0;
+  PeerEvent event = PeerEvent::kConnected;
+};
+
+// Small opaque messages with liveness, apart from bulk. send() queues and never waits; kExhausted when the bounded
+// queue to that peer is full. *thread-safe*.
+class ControlLane {
+ public:
+  virtual ~ControlLane() = default;
+  virtual Status send(std::uint32_t peer, std::span<const std::byte> bytes) = 0;
+  virtual Result<ControlMessage> next(Deadline deadline) = 0;  // kTimeout when nothing came
+  virtual std::vector<Liveness> liveness() = 0;                // events since the last call
+  virtual void abort(Error error) = 0;
+  virtual Status close(Deadline deadline) = 0;
+};
+
+struct ControlAddress {
+  std::string address;  // "ipc:///…" in a private directory
+  bool listen = false;  // the coordinator listens, members connect (to peer 0)
+};
+
+class Mover {
+ public:
+  virtual ~Mover() = default;
+  virtual Capabilities capabilities() const = 0;
+  virtual Bytes card() const = 0;
+  // Symmetric, tried for real. kUnsupported with the reason when the peer cannot be reached this way.
+  virtual Status reach(const Peer& peer, Deadline deadline) = 0;
+  // A capability that is absent gives kUnsupported.
+  virtual Result<std::unique_ptr<PushLane>> open_push(const LaneId& id, std::span<const Peer> peers) = 0;
+  virtual Result<std::unique_ptr<PullLane>> open_pull(const LaneId& id, std::span<const Peer> peers) = 0;
+  virtual Result<std::unique_ptr<ControlLane>> open_control(const ControlAddress& address) = 0;
+  virtual Counters counters() const = 0;
+  virtual Status shutdown(Deadline deadline) = 0;
+};
+
+struct MoverOptions {
+  std::string runtime_dir;  // private (0700) directory for sockets
+  Hash128 job;
+  std::uint32_t member = 0;
+  Incarnation incarnation;
+  std::string name;         // "target:0.2"
+  Env* env = &system_env();
+  std::int64_t staging_bytes = 256 << 20;  // for leases that hold packed bytes
+  std::uint64_t seed = 0;                  // sim only
+};
+
+// Factory. Names: "loopback", "sim", "shm", "zmq". kUnsupported for others, listing what is built.
+Result<std::unique_ptr<Mover>> make_mover(std::string_view name, const MoverOptions& options);
+std::vector<std::string> mover_names();
+
+}  // namespace refit::transport
