@@ -1,0 +1,44 @@
+# Everything a fresh Debian 12 machine needs, as root or with sudo. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+JOBS ?= $(shell nproc)
+MODEL_DIR := build/models/smollm2-135m
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+deps: ## install what is missing (Debian packages, a Python venv for tests)
+	@scripts/deps.sh
+
+configure-%: deps
+	@cmake --preset $* >build/configure-$*.log || { cat build/configure-$*.log; exit 1; }
+
+build: build-release ## release build
+build-%: configure-%
+	@cmake --build --preset $* -j $(JOBS)
+
+demo: build $(MODEL_DIR)/config.json ## the whole job on this machine, on real weights
+	build/release/cli/refit demo --model $(MODEL_DIR) --source fsdp=2,tp=2 --target vllm:tp=3,replicas=2 --transport shm --steps 4 --kill target:0.1@transfer
+
+$(MODEL_DIR)/config.json: | deps
+	@python3 scripts/demo_model.py --out $(MODEL_DIR) --cache .cache
+
+test: build build-asan-ubsan ## all tests of the release build, then the fast set under ASan and UBSan
+	ctest --test-dir build/release --output-on-failure --timeout 300
+	ctest --test-dir build/asan-ubsan -L fast --output-on-failure --timeout 300
+
+test-full: test build-tsan ## the long form: also the fast set under TSan, long simulation
+	ctest --test-dir build/tsan -L fast --output-on-failure --timeout 600
+	REFIT_SIM_SEEDS=200000 ctest --test-dir build/release -L sim --output-on-failure --timeout 3600
+
+bench: build ## figures, each beside its ceiling of the same run
+	@for b in shm gather digest plan; do build/release/cli/refit bench $$b; done
+
+check-gpu: ## runs the GPU checks, or says what they lack
+	@scripts/check_gpu.sh
+
+clean: ## remove builds, keep caches
+	rm -rf build
+
+.PHONY: help deps build demo test test-full bench check-gpu clean
