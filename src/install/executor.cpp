@@ -1,0 +1,230 @@
+#include "install/executor.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace refit::install {
+namespace {
+
+using kernel::Digest;
+
+// Reused between buckets: after warm-up, staging a bucket allocates nothing.
+struct Scratch {
+  std::vector<kernel::Job> jobs;
+  std::vector<Digest> digests;
+  std::vector<std::pair<std::uint64_t, Digest>> sums;  // (copy << 32 | tensor, sum)
+};
+
+}  // namespace
+
+struct StagedExecutor::Impl {
+  LandingTable table;
+  std::vector<memory::RegionRef> live;
+  std::vector<memory::Arena> shadow;
+  kernel::Exec exec;
+  std::vector<kernel::DigestKeys> keys;
+  std::vector<Digest> staged;    // per holding, this round
+  std::vector<Digest> applied;   // per holding, of the live version
+  std::vector<bool> done;        // per bucket
+  Digest counted;
+  bool has_applied = false;
+  bool filled = false;           // live gaps were written once by a full copy
+  ProofCounts proof;
+  std::int64_t tensors_held = 0;
+  Scratch scratch;
+
+  const std::string& name(std::uint32_t tensor) const { return table.tensors[tensor].name; }
+
+  kernel::Job job(std::uint32_t tensor, const LoopNest& nest, const Dims& origin) const {
+    kernel::Job j;
+    j.extents = nest.extents;
+    j.src_strides = nest.src_strides;
+    j.dst_strides = nest.dst_strides;
+    j.axis = nest.axis;
+    j.steps = nest.steps;
+    j.origin = origin;
+    j.src_dtype = nest.src_dtype;
+    j.wire_dtype = nest.wire_dtype;
+    j.dst_dtype = nest.dst_dtype;
+    j.keys = &keys[tensor];
+    return j;
+  }
+
+  // Digests (and with `to` copies) every holding of `from`; dst strides equal src strides.
+  Status sweep(const std::vector<std::byte*>& from, const std::vector<std::byte*>* to, const std::vector<Digest>& expected, std::string_view domain) {
+    scratch.jobs.clear();
+    for (const HoldingRef& h : table.holdings) {
+      const LoopNest& nest = table.nests[h.nest];
+      kernel::Job j = job(h.tensor, nest, table.origins[h.origin]);
+      j.src = from[h.buffer] + h.offset;
+      j.dst_strides = nest.src_strides;
+      j.dst_dtype = nest.src_dtype;
+      j.dst = to ? (*to)[h.buffer] + h.offset : nullptr;
+      scratch.jobs.push_back(j);
+    }
+    scratch.digests.assign(scratch.jobs.size(), {});
+    kernel::run(exec, scratch.jobs, scratch.digests);
+    for (std::size_t i = 0; i < scratch.jobs.size(); ++i)
+      if (scratch.digests[i] != expected[i])
+        return Error(Code::kCorrupt, std::string(domain) + " bytes do not have the digest of what was staged").at_tensor(name(table.holdings[i].tensor));
+    return {};
+  }
+
+  std::vector<std::byte*> shadow_bases() const {
+    std::vector<std::byte*> out;
+    for (const memory::Arena& a : shadow) out.push_back(a.data());
+    return out;
+  }
+  std::vector<std::byte*> live_bases() const {
+    std::vector<std::byte*> out;
+    for (const memory::RegionRef& r : live) out.push_back(r.data);
+    return out;
+  }
+
+  Status check_gaps() const {
+    for (std::size_t b = 0; b < table.buffers.size(); ++b) {
+      const auto fill = static_cast<std::byte>(table.buffers[b].fill);
+      for (const auto& [lo, hi] : table.buffers[b].gaps) {
+        const std::byte* first = live[b].data + lo;
+        if (std::any_of(first, first + (hi - lo), [&](std::byte v) { return v != fill; }))
+          return Error(Code::kCorrupt, "bytes outside every holding of buffer " + std::to_string(b) + " differ from their fill");
+      }
+    }
+    return {};
+  }
+  void write_fill() {
+    for (std::size_t b = 0; b < shadow.size(); ++b)
+      for (const auto& [lo, hi] : table.buffers[b].gaps) std::memset(shadow[b].data() + lo, table.buffers[b].fill, static_cast<std::size_t>(hi - lo));
+  }
+};
+
+StagedExecutor::StagedExecutor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+StagedExecutor::~StagedExecutor() = default;
+
+Result<std::unique_ptr<StagedExecutor>> StagedExecutor::make(LandingTable table, std::vector<memory::RegionRef> live, std::uint64_t digest_seed,
+                                                             const kernel::Exec& exec, memory::Budget* budget) {
+  auto impl = std::make_unique<Impl>();
+  if (live.size() != table.buffers.size()) return Error(Code::kMismatch, "the engine lent " + std::to_string(live.size()) + " regions, the layout has " + std::to_string(table.buffers.size()) + " buffers");
+  for (std::size_t b = 0; b < live.size(); ++b) {
+    if (live[b].bytes < table.buffers[b].bytes)
+      return Error(Code::kMismatch, "region " + std::to_string(b) + " is smaller than its buffer").amounts(table.buffers[b].bytes, live[b].bytes);
+    REFIT_ASSIGN(memory::Arena arena, memory::Arena::make(table.buffers[b].bytes, budget, "shadow"));
+    impl->shadow.push_back(std::move(arena));
+  }
+  for (const TensorRef& t : table.tensors) impl->keys.push_back(kernel::DigestKeys::make(digest_seed, t.name, t.shape));
+  std::vector<bool> held(table.tensors.size());
+  for (const HoldingRef& h : table.holdings) held[h.tensor] = true;
+  impl->tensors_held = std::count(held.begin(), held.end(), true);
+  impl->table = std::move(table);
+  impl->live = std::move(live);
+  impl->exec = exec;
+  impl->staged.resize(impl->table.holdings.size());
+  impl->applied.resize(impl->table.holdings.size());
+  impl->done.resize(impl->table.buckets.size());
+  impl->write_fill();
+  return std::unique_ptr<StagedExecutor>(new StagedExecutor(std::move(impl)));
+}
+
+const LandingTable& StagedExecutor::table() const { return impl_->table; }
+
+void StagedExecutor::begin() {
+  std::fill(impl_->staged.begin(), impl_->staged.end(), Digest{});
+  std::fill(impl_->done.begin(), impl_->done.end(), false);
+  impl_->counted = {};
+  impl_->proof = {};
+}
+void StagedExecutor::abort() { begin(); }
+
+Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* const> bases, std::span<const TensorDigest> sealed) {
+  Impl& s = *impl_;
+  const BucketTable& b = s.table.buckets[bucket];
+  if (s.done[bucket]) return Error(Code::kInvalid, "bucket arrived twice").at_bucket(std::to_string(b.id.value));
+  if (bases.size() != b.segments.size()) return Error(Code::kMismatch, "bucket has another number of segments than the plan").at_bucket(std::to_string(b.id.value));
+  const std::span<const LandingEntry> entries(s.table.entries.data() + b.first_entry, b.entries);
+  s.scratch.jobs.clear();
+  for (const LandingEntry& e : entries) {
+    kernel::Job j = s.job(e.tensor, s.table.nests[e.nest], s.table.origins[e.origin]);
+    j.src = bases[e.segment];
+    j.dst = s.shadow[s.table.holdings[e.holding].buffer].data() + e.dst_offset;
+    s.scratch.jobs.push_back(j);
+  }
+  s.scratch.digests.assign(entries.size(), {});
+  const auto inexact = kernel::run(s.exec, s.scratch.jobs, s.scratch.digests);
+  for (const kernel::Inexact& i : inexact)
+    if (!s.table.lossy_cast_allowed[entries[i.job].tensor])
+      return Error(Code::kMismatch, "a cast changes the value at element " + std::to_string(i.linear) + " of the piece; allow it with --allow-cast")
+          .at_bucket(std::to_string(b.id.value)).at_tensor(s.name(entries[i.job].tensor));
+
+  auto& sums = s.scratch.sums;
+  sums.clear();
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    s.staged[entries[i].holding] += s.scratch.digests[i];
+    if (entries[i].counted) s.counted += s.scratch.digests[i];
+    sums.emplace_back(std::uint64_t{entries[i].tensor} << 32 | entries[i].copy, s.scratch.digests[i]);
+  }
+  std::sort(sums.begin(), sums.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
+  std::size_t groups = 0;
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    if (groups > 0 && sums[groups - 1].first == sums[i].first) sums[groups - 1].second += sums[i].second;
+    else sums[groups++] = sums[i];
+  }
+  std::size_t tensors = 0;
+  for (std::size_t g = 0; g < groups; ++g) {
+    const auto tensor = static_cast<std::uint32_t>(sums[g].first >> 32);
+    tensors += (sums[g].first & 0xffffffffu) == 0;
+    const auto due = std::find_if(sealed.begin(), sealed.end(), [&](const TensorDigest& d) { return d.tensor == tensor; });
+    if (due == sealed.end()) return Error(Code::kMismatch, "the sender sealed no digest for a tensor of this bucket").at_bucket(std::to_string(b.id.value)).at_tensor(s.name(tensor));
+    if (due->digest != sums[g].second)
+      return Error(Code::kCorrupt, "digest of the staged bytes is " + sums[g].second.hex() + ", sealed was " + due->digest.hex())
+          .at_bucket(std::to_string(b.id.value)).at_tensor(s.name(tensor));
+  }
+  if (tensors != sealed.size()) return Error(Code::kMismatch, "the sender sealed " + std::to_string(sealed.size()) + " tensors for this bucket, the plan has " + std::to_string(tensors)).at_bucket(std::to_string(b.id.value));
+  s.done[bucket] = true;
+  return {};
+}
+
+Status StagedExecutor::verify(bool reread) {
+  Impl& s = *impl_;
+  for (std::size_t i = 0; i < s.done.size(); ++i)
+    if (!s.done[i]) return Error(Code::kMismatch, "a planned bucket was not staged").at_bucket(std::to_string(s.table.buckets[i].id.value));
+  if (reread) REFIT_TRY(s.sweep(s.shadow_bases(), nullptr, s.staged, "shadow"));
+  s.proof.placed_staged = s.tensors_held;
+  return {};
+}
+
+kernel::Digest StagedExecutor::counted() const { return impl_->counted; }
+
+Status StagedExecutor::apply(bool reread) {
+  Impl& s = *impl_;
+  s.has_applied = false;
+  if (reread || !s.filled) {
+    for (std::size_t b = 0; b < s.shadow.size(); ++b) kernel::copy_flat(s.exec, s.live[b].data, s.shadow[b].data(), s.table.buffers[b].bytes);
+    REFIT_TRY(s.sweep(s.live_bases(), nullptr, s.staged, "live"));
+    REFIT_TRY(s.check_gaps());
+    s.filled = true;
+  } else {
+    const std::vector<std::byte*> to = s.live_bases();
+    REFIT_TRY(s.sweep(s.shadow_bases(), &to, s.staged, "live"));
+  }
+  s.applied = s.staged;
+  s.has_applied = true;
+  s.proof.placed_live = s.tensors_held;
+  return {};
+}
+
+Status StagedExecutor::prove_live() {
+  Impl& s = *impl_;
+  if (!s.has_applied) return Error(Code::kMismatch, "no version is applied here, nothing can be proven");
+  REFIT_TRY(s.sweep(s.live_bases(), nullptr, s.applied, "live"));
+  return s.check_gaps();
+}
+
+ProofCounts StagedExecutor::proof() const { return impl_->proof; }
+
+std::int64_t StagedExecutor::shadow_bytes() const {
+  std::int64_t n = 0;
+  for (const memory::Arena& a : impl_->shadow) n += a.bytes();
+  return n;
+}
+
+}  // namespace refit::install

@@ -1,0 +1,57 @@
+// The staged executor: bytes go to a shadow of the live buffers, are digested on the way and compared with what the
+// sources sealed; the commit copies shadow to live and digests what then lies there.
+#pragma once
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "install/landing_table.h"
+#include "memory/memory.h"
+
+namespace refit::install {
+
+struct TensorDigest {
+  std::uint32_t tensor = 0;  // index into LandingTable::tensors
+  kernel::Digest digest;
+};
+
+struct ProofCounts {
+  std::int64_t placed_staged = 0;  // tensors digested where they lie in the shadow (fused into the copy)
+  std::int64_t placed_live = 0;    // tensors digested where they lie in the live buffers
+};
+
+// *thread-compatible*. One object per plan; memory is taken once, nothing is allocated per round after the first.
+class StagedExecutor {
+ public:
+  // `live` in the order of table.buffers. Errors: kMismatch when a region is smaller than its buffer; kExhausted.
+  static Result<std::unique_ptr<StagedExecutor>> make(LandingTable table, std::vector<memory::RegionRef> live, std::uint64_t digest_seed,
+                                                      const kernel::Exec& exec, memory::Budget* budget);
+  ~StagedExecutor();
+
+  const LandingTable& table() const;
+
+  void begin();
+  // Copies one bucket to the shadow. `bases[k]` is the address of segment k; `sealed` the digests of its tensors, in
+  // any order, exactly the set that the bucket holds. Errors: kCorrupt naming the tensor when the digest differs,
+  // kMismatch when the sets differ or a cast lost a value without permission, kInvalid for a bucket twice.
+  Status stage(std::size_t bucket, std::span<const std::byte* const> bases, std::span<const TensorDigest> sealed);
+  // Every bucket staged exactly once. With `reread`, also digests the shadow again through the rank's own holdings.
+  Status verify(bool reread);
+  // Digest of the boxes that this rank counts for its replica.
+  kernel::Digest counted() const;
+  // Shadow → live. With `reread` the live bytes are read again through the rank's own holdings and the gaps are
+  // compared with their fill; otherwise the digest is fused into the copy. Errors: kCorrupt naming the tensor.
+  Status apply(bool reread);
+  // Digests the live bytes against the last applied version, without writing. kMismatch when none was applied.
+  Status prove_live();
+  ProofCounts proof() const;
+  void abort();
+  std::int64_t shadow_bytes() const;
+
+ private:
+  struct Impl;
+  explicit StagedExecutor(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace refit::install
