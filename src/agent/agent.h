@@ -1,0 +1,66 @@
+// Front header of agent: the one component that lives inside a trainer's or an engine's process, in either role.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "agent/source.h"
+#include "engine/engine.h"
+#include "memory/memory.h"
+#include "transport/transport.h"
+
+namespace refit::agent {
+
+struct AgentOptions {
+  Runtime runtime;                       // env, pool of kernel threads, observer
+  Hash128 job;
+  MemberName name;
+  std::string control_address;           // of the coordinator, e.g. "ipc:///run/user/0/refit-…/control"
+  transport::Mover* control = nullptr;   // opens the control lane
+  transport::Mover* data = nullptr;      // moves the weights
+  Incarnation incarnation;               // same as the data mover's
+  memory::Budget* budget = nullptr;
+  std::int64_t staging_bytes = 256 << 20;  // `refit.staging_bytes`
+  bool snapshot = false;                 // `refit.snapshot`: source copies before it seals
+  engine::CachePolicy cache_policy = engine::CachePolicy::kReset;
+  std::int64_t heartbeat_ns = 100'000'000;
+};
+
+// What the last round took on this rank, and what it holds. For tables and metrics.
+struct AgentReport {
+  Txn txn;
+  std::int64_t seal_ns = 0, stage_ns = 0, verify_ns = 0, copy_ns = 0, pause_ns = 0, plan_ns = 0;
+  std::int64_t bytes_staged = 0, bytes_sealed = 0, snapshot_bytes = 0, shadow_bytes = 0;
+  std::int64_t buckets = 0;
+  Version version;
+  std::string state;
+};
+
+// *thread-compatible*: one thread calls run(); guard() and publish() may come from another.
+class Agent {
+ public:
+  virtual ~Agent() = default;
+  // Serves the protocol until the deadline. Engine and user code run only here, on the caller's thread. Returns early
+  // only with an error: kPeerLost when the control lane failed for good.
+  virtual Status run(Deadline deadline) = 0;
+  virtual AgentReport report() const = 0;
+  // True while a round is in hand on this rank.
+  virtual bool busy() const = 0;
+  // Says Goodbye and joins the agent's threads.
+  virtual Status close(Deadline deadline) = 0;
+};
+
+class SourceAgent : public Agent {
+ public:
+  // The weights in the shard's memory are those of `step`: a round may seal them.
+  virtual void publish(std::int64_t step, const std::string& weight_set) = 0;
+  // Called before the optimizer writes: waits until no lease is out. kBusy at the deadline: do not write.
+  virtual Status guard(Deadline deadline) = 0;
+};
+
+// The shard, the instance and everything in `options` must outlive the agent.
+Result<std::unique_ptr<SourceAgent>> make_source_agent(const AgentOptions& options, engine::Shard& shard);
+// A shard whose commit word survived another agent is taken over as rule C5 says.
+Result<std::unique_ptr<Agent>> make_target_agent(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance);
+
+}  // namespace refit::agent

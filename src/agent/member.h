@@ -1,0 +1,86 @@
+// What both roles share: the control lane's loop, a worker thread for long tasks, and a thread that answers liveness.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "agent/agent.h"
+#include "install/install.h"
+#include "wire/wire.h"
+
+namespace refit::agent {
+
+// Counters that a running task raises; read by the loop and by the liveness thread.
+struct TaskProgress {
+  std::atomic<std::uint64_t> progress{0}, buckets{0};
+  std::atomic<std::int64_t> bytes{0};
+  std::atomic<std::uint32_t> phase{0};
+  std::atomic<bool> cancel{false};
+  void start(Phase p) {
+    buckets = 0;
+    bytes = 0;
+    cancel = false;
+    phase = static_cast<std::uint32_t>(p);
+    ++progress;
+  }
+  void bucket_done(std::int64_t n) {
+    bytes += n;
+    ++buckets;
+    ++progress;
+  }
+};
+
+class Member {
+ public:
+  Member(const AgentOptions& options);
+  virtual ~Member();
+
+ protected:
+  // Runs on the loop's thread after the task: feeds its event.
+  using Finish = std::function<void()>;
+
+  Status open_lane();
+  Status loop(Deadline deadline);
+  Status close_threads(Deadline deadline);
+  // Runs `task` on the worker, one after another.
+  void work(std::function<Finish()> task);
+  void send(const wire::Envelope& envelope);
+  void observe(Phase phase, const Txn& txn) const;
+  // The loop stores what the liveness thread repeats while the loop's thread is inside engine code.
+  void keep_alive_with(wire::Envelope heartbeat);
+  wire::Heartbeat progress_now() const;
+
+  virtual void on_received(wire::Envelope&& envelope) = 0;
+  virtual void on_connection(bool up) = 0;
+  virtual void on_tick() = 0;
+  virtual void on_progress(const wire::Heartbeat& now) = 0;
+
+  AgentOptions options_;
+  TaskProgress progress_;
+
+ private:
+  void work_loop();
+  void alive_loop();
+  bool finish_tasks();
+
+  std::unique_ptr<transport::ControlLane> lane_;
+  bool connected_ = false;
+  std::int64_t last_tick_ns_ = 0;
+  std::uint64_t last_progress_ = 0;
+  std::atomic<std::int64_t> last_sent_ns_{0};
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<Finish()>> tasks_;
+  std::deque<Finish> finished_;
+  std::atomic<int> outstanding_{0};
+  std::optional<wire::Envelope> alive_;
+  bool stop_ = false;
+  std::thread worker_, alive_thread_;
+};
+
+}  // namespace refit::agent

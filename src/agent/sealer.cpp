@@ -1,0 +1,91 @@
+#include "agent/sealer.h"
+
+#include <algorithm>
+
+namespace refit::agent {
+
+Sealer::Sealer(const plan::RankPlan& plan, const model::Layout& source, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed, const kernel::Exec& exec)
+    : plan_(plan), regions_(regions.begin(), regions.end()), exec_(exec) {
+  const std::vector<model::LogicalTensor>& tensors = source.catalogue().tensors;
+  key_of_tensor_.assign(tensors.size(), ~0u);
+  for (const plan::Piece& p : plan.pieces) piece_place_.push_back(place({p.tensor, p.geometry, p.src_buffer, p.origin, p.src_offset}));
+  seal_place_.resize(plan.seal.size());
+  for (const bool counted : {true, false}) {
+    for (std::size_t i = 0; i < plan.seal.size(); ++i) {
+      const plan::SealBox& b = plan.seal[i];
+      if (b.counted == counted) seal_place_[i] = place({b.tensor, b.geometry, b.buffer, b.origin, b.offset});
+    }
+    if (counted) needed_ = places_.size();
+  }
+  for (const Place& p : places_) {
+    if (key_of_tensor_[p.tensor.value] != ~0u) continue;
+    key_of_tensor_[p.tensor.value] = static_cast<std::uint32_t>(keys_.size());
+    keys_.push_back(kernel::DigestKeys::make(digest_seed, tensors[p.tensor.value].name, tensors[p.tensor.value].shape));
+  }
+  for (const model::LogicalTensor& t : tensors) names_.push_back(t.name);
+  index_.clear();
+}
+
+std::uint32_t Sealer::place(const Place& p) {
+  const auto [it, fresh] = index_.try_emplace({p.tensor.value, p.geometry, p.buffer, p.offset}, static_cast<std::uint32_t>(places_.size()));
+  if (fresh) places_.push_back(p);
+  return it->second;
+}
+
+Status Sealer::scan(std::size_t count, std::vector<kernel::Digest>& out) {
+  jobs_.clear();
+  scanned_bytes_ = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Place& p = places_[i];
+    const plan::Geometry& g = plan_.geometries[p.geometry];
+    kernel::Job j;
+    j.src = regions_[p.buffer].data + p.offset;
+    j.extents = g.extents;
+    j.src_strides = g.src_strides;
+    j.axis = g.axis;
+    j.steps = g.steps;
+    j.origin = plan_.origins[p.origin];
+    j.src_dtype = g.src_dtype;
+    j.wire_dtype = j.dst_dtype = g.wire_dtype;
+    j.keys = &keys_[key_of_tensor_[p.tensor.value]];
+    jobs_.push_back(j);
+    std::int64_t n = item_size(g.src_dtype);
+    for (std::int64_t e : g.extents) n *= e;
+    scanned_bytes_ += n;
+  }
+  out.assign(count, {});
+  kernel::run(exec_, jobs_, out);  // a lossy cast is judged by the side that writes
+  return {};
+}
+
+Result<Seal> Sealer::seal(bool groups) {
+  REFIT_TRY(scan(groups ? places_.size() : needed_, last_));
+  Seal out;
+  for (std::size_t i = 0; i < plan_.seal.size(); ++i) {
+    const plan::SealBox& b = plan_.seal[i];
+    if (seal_place_[i] >= last_.size()) continue;
+    if (b.counted) out.counted += last_[seal_place_[i]];
+    if (groups && b.group != 0) out.groups[b.group] += last_[seal_place_[i]];
+  }
+  for (const plan::Bucket& b : plan_.buckets) {
+    SealedBucket sealed{.bucket = b.id, .tensors = {}};
+    for (std::uint32_t p = b.first_piece; p < b.first_piece + b.pieces; ++p) {
+      const TensorId tensor = plan_.pieces[p].tensor;
+      // Pieces of one tensor stand together in a bucket, so the last entry is the only one to compare with.
+      if (sealed.tensors.empty() || sealed.tensors.back().first != tensor) sealed.tensors.emplace_back(tensor, kernel::Digest{});
+      sealed.tensors.back().second += last_[piece_place_[p]];
+    }
+    out.buckets.push_back(std::move(sealed));
+  }
+  return out;
+}
+
+Status Sealer::rescan() {
+  std::vector<kernel::Digest> now;
+  REFIT_TRY(scan(last_.size(), now));
+  for (std::size_t i = 0; i < now.size(); ++i)
+    if (now[i] != last_[i]) return Error(Code::kCorrupt, "the trainer changed bytes that were sealed and lent").at_tensor(names_[places_[i].tensor.value]);
+  return {};
+}
+
+}  // namespace refit::agent

@@ -1,0 +1,61 @@
+// Sealing: a source's own scan of what it lends, before anyone reads it.
+#pragma once
+#include <map>
+#include <span>
+#include <vector>
+
+#include "kernel/kernel.h"
+#include "memory/memory.h"
+#include "model/model.h"
+#include "plan/plan.h"
+
+namespace refit::agent {
+
+struct SealedBucket {
+  BucketId bucket;
+  std::vector<std::pair<TensorId, kernel::Digest>> tensors;  // in order of first appearance
+};
+
+struct Seal {
+  kernel::Digest counted;                          // boxes of which this rank is the lowest owner
+  std::map<std::uint64_t, kernel::Digest> groups;  // replica group → all boxes shared with exactly these owners
+  std::vector<SealedBucket> buckets;
+};
+
+// Digests each distinct box once, in one pass over the lent bytes. *thread-compatible*; keeps what it sealed last.
+class Sealer {
+ public:
+  // `regions` in buffer order; they must outlive the sealer.
+  Sealer(const plan::RankPlan& plan, const model::Layout& source, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed, const kernel::Exec& exec);
+  // With `groups`, boxes that only serve the comparison of replicas are scanned too. Errors: kMismatch for a cast that
+  // loses a value without permission, naming the tensor.
+  Result<Seal> seal(bool groups);
+  // Scans again: kCorrupt naming the first tensor whose bytes changed since seal().
+  Status rescan();
+  std::int64_t scanned_bytes() const { return scanned_bytes_; }
+
+ private:
+  struct Place {
+    TensorId tensor;
+    std::uint32_t geometry, buffer, origin;
+    std::int64_t offset;
+  };
+  std::uint32_t place(const Place& p);
+  Status scan(std::size_t places, std::vector<kernel::Digest>& out);
+
+  const plan::RankPlan& plan_;
+  std::vector<std::string> names_;
+  std::vector<memory::RegionRef> regions_;
+  kernel::Exec exec_;
+  std::vector<kernel::DigestKeys> keys_;
+  std::vector<std::uint32_t> key_of_tensor_;
+  std::vector<Place> places_;                 // those of pieces and counted boxes first
+  std::size_t needed_ = 0;                    // how many of them a plain seal scans
+  std::vector<std::uint32_t> piece_place_, seal_place_;
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::int64_t>, std::uint32_t> index_;
+  std::vector<kernel::Digest> last_;
+  std::vector<kernel::Job> jobs_;
+  std::int64_t scanned_bytes_ = 0;
+};
+
+}  // namespace refit::agent
