@@ -50,6 +50,7 @@ struct Error {
 
   // One line: "corrupt: message [peer=… stage=… bucket=… tensor=… need=… have=…]".
   std::string to_string() const;
+  friend bool operator==(const Error&, const Error&) = default;
 };
 
 template <typename T>

@@ -1,0 +1,95 @@
+// The coordinator's journal: the only durable state of a job. Append-only records, each with length, epoch and hash; a
+// torn tail is cut, a record of a lower epoch after a higher one is ignored (C13, C14). *pure*: the driver does the I/O.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "core/core.h"
+#include "wire/wire.h"
+
+namespace refit::coordinator {
+
+struct Seat {  // one member of a journaled membership
+  std::uint32_t member = 0;
+  Incarnation incarnation;
+  friend auto operator<=>(const Seat&, const Seat&) = default;
+};
+
+// First record of every coordinator's life; the first of a file founds the lineage.
+struct EpochRecord {
+  Hash128 job;
+  Lineage lineage;
+  std::uint64_t digest_seed = 0;
+  friend bool operator==(const EpochRecord&, const EpochRecord&) = default;
+};
+struct BeginRecord {
+  Txn txn;
+  std::uint64_t number = 0, membership_epoch = 0;
+  LayoutEpoch layout_epoch;
+  PlanId plan;
+  std::vector<Seat> members;  // pinned for this round (C12)
+  friend bool operator==(const BeginRecord&, const BeginRecord&) = default;
+};
+struct EvictRecord {
+  Txn txn;  // round during which they were evicted
+  std::uint64_t membership_epoch = 0;
+  std::vector<Seat> members;
+  friend bool operator==(const EvictRecord&, const EvictRecord&) = default;
+};
+struct CommitRecord {
+  Txn txn;
+  Version version;
+  wire::Digest4 digest;
+  friend bool operator==(const CommitRecord&, const CommitRecord&) = default;
+};
+struct AbortRecord {
+  Txn txn;
+  friend bool operator==(const AbortRecord&, const AbortRecord&) = default;
+};
+struct EndRecord {  // every member applied or was evicted
+  Txn txn;
+  friend bool operator==(const EndRecord&, const EndRecord&) = default;
+};
+using RecordBody = std::variant<EpochRecord, BeginRecord, EvictRecord, CommitRecord, AbortRecord, EndRecord>;
+struct Record {
+  Epoch epoch;  // of the coordinator that wrote it
+  RecordBody body;
+  friend bool operator==(const Record&, const Record&) = default;
+};
+
+wire::Bytes encode(const Record& record);
+wire::Bytes encode(std::span<const Record> records);
+
+struct JournalState {
+  Hash128 job;
+  Lineage lineage;
+  std::uint64_t digest_seed = 0;
+  Epoch epoch;                          // highest seen; 0: empty journal
+  std::uint64_t counter = 0;            // highest txn counter of any epoch
+  std::uint64_t number = 0;             // highest version number ever begun
+  std::uint64_t membership_epoch = 0;
+  std::optional<CommitRecord> newest;   // newest commit
+  std::vector<Txn> committed;           // ascending
+  std::optional<BeginRecord> open;      // last round begun and not ended: undecided, or committed and unfinished
+  bool open_committed = false;
+  std::vector<Seat> evicted;            // of any round; ascending
+  std::int64_t valid_bytes = 0;         // cut the file here before appending
+  std::int64_t torn_bytes = 0;          // what was cut
+  friend bool operator==(const JournalState&, const JournalState&) = default;
+};
+
+// Reads a whole journal. A damaged *tail* is cut (it was never acknowledged); damage before an intact record is
+// kCorrupt with the offset: nothing is guessed. kMismatch for the journal of another job (`job` not zero).
+Result<JournalState> recover(std::span<const std::byte> bytes, const Hash128& job);
+// Applies one record; also what recover() does. kCorrupt when it contradicts what is known (a second decision…).
+Status apply(JournalState& state, const Record& record);
+
+// Reserve this much with File::reserve at begin, so that the decision can't fail for lack of space.
+std::int64_t round_reserve_bytes(std::size_t members);
+
+}  // namespace refit::coordinator

@@ -1,0 +1,37 @@
+// Who is expected, who is here: one slot per (role, instance, rank). Sources come first, then targets by instance.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/core.h"
+#include "wire/wire.h"
+
+namespace refit::coordinator {
+
+inline constexpr std::uint32_t kNoConnection = 0xffffffffu;
+
+struct Shape {
+  std::uint32_t source_instances = 1, source_ranks = 1;  // ranks per instance
+  std::uint32_t target_instances = 1, target_ranks = 1;
+  std::uint32_t sources() const { return source_instances * source_ranks; }
+  std::uint32_t members() const { return sources() + target_instances * target_ranks; }
+  std::optional<std::uint32_t> slot(const MemberName& name) const;  // absent: not expected in this job
+  MemberName name(std::uint32_t member) const;
+};
+
+struct Slot {
+  std::uint32_t connection = kNoConnection;  // kNoConnection: nobody is here
+  Incarnation incarnation;                   // of the present or the last holder; 0: never held
+  wire::Hello hello;                         // as last said
+  std::int64_t heard_ns = 0;
+  wire::Heartbeat heartbeat;
+  Txn inside;                                // round it last said to be in
+  bool ready = false;                        // Ready for the current layout epoch
+  PlanId plan;
+  std::vector<Error> refused;                // PlanRefused for the current layout epoch
+  bool present() const { return connection != kNoConnection; }
+};
+
+}  // namespace refit::coordinator

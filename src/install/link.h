@@ -1,0 +1,49 @@
+// Link: how any member (source or target rank) stands towards its coordinator: hello, epoch, and which of the received
+// envelopes may be acted on at all. Shared by both step functions. *pure*.
+#pragma once
+#include <cstdint>
+
+#include "core/core.h"
+#include "wire/wire.h"
+
+namespace refit::install {
+
+// Why envelopes were dropped. Never part of the state that rule "an old message changes nothing" speaks about.
+struct Ignored {
+  std::uint64_t foreign_job = 0, wrong_party = 0, old_epoch = 0, old_txn = 0, unexpected = 0;
+  std::uint64_t total() const { return foreign_job + wrong_party + old_epoch + old_txn + unexpected; }
+};
+
+// What stays the same for the life of a process.
+struct Identity {
+  Hash128 job;
+  MemberName name;
+  Incarnation incarnation;
+  Hash128 layout_digest;
+  wire::Bytes layout, card;  // opaque, sent in Hello
+  std::int64_t staging_bytes = 0;
+  std::int64_t heartbeat_ns = 100'000'000;  // a Tick sends Hello or Heartbeat when this has passed
+};
+
+struct Link {
+  bool connected = false, welcomed = false;
+  Epoch epoch;                 // highest coordinator epoch heard; lower ones are refused (C13)
+  std::uint32_t member = wire::kNoMember;
+  Lineage lineage;
+  std::uint64_t digest_seed = 0, membership_epoch = 0;
+  Version newest;       // newest committed version as of Welcome
+  LayoutEpoch layout_epoch;    // of the last Configure
+  PlanId plan;                 // set by plan_made
+  bool planned = false;        // plan of layout_epoch is ready
+  Txn seen;                    // highest round begun or closed here: an older or equal Begin is stale (C4)
+  std::int64_t last_sent_ns = 0;
+  friend bool operator==(const Link&, const Link&) = default;
+};
+
+// True when the envelope comes from the coordinator this member follows, under its epoch. Otherwise counts and drops.
+bool accept(const Link& link, const Identity& self, const wire::Envelope& envelope, Ignored& ignored);
+// Takes a Welcome: the epoch may rise, never fall; another lineage than the one we hold bytes of is refused.
+Status take_welcome(Link& link, const wire::Envelope& envelope, const wire::Welcome& welcome);
+wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, wire::Message message);
+
+}  // namespace refit::install
