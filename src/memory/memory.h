@@ -15,7 +15,8 @@ namespace refit::memory {
 enum class Kind : std::uint8_t { kHost, kHostShared };
 std::string_view to_string(Kind kind);
 
-// Bytes a process may hold for Refit, allocated once, reported as used and peak. *thread-safe*.
+// Bytes a process may hold for Refit, allocated once, reported as used and peak. Arenas and regions charge whole pages
+// and give them back when they die; a failed make() leaves `used` as it was. *thread-safe*.
 class Budget {
  public:
   explicit Budget(std::int64_t limit_bytes);
@@ -30,7 +31,8 @@ class Budget {
   std::atomic<std::int64_t> used_{0}, peak_{0};
 };
 
-// A private, page-aligned, pre-faulted block of host memory (huge pages advised). Never grows. *thread-compatible*.
+// A private, page-aligned, pre-faulted, zeroed block of host memory (huge pages advised). Never grows; 0 bytes is legal
+// and maps nothing. The budget must outlive it. *thread-compatible*.
 class Arena {
  public:
   static Result<Arena> make(std::int64_t bytes, Budget* budget, std::string_view what);
@@ -48,7 +50,8 @@ class Arena {
 };
 
 // Shareable host memory: a memfd of fixed size, pre-faulted, sealed against shrinking and growing. The owner maps it
-// writable; `export_fd` yields a read-only descriptor (sealed FUTURE_WRITE) to pass to peers.
+// writable; `export_fd` yields a read-only descriptor (sealed FUTURE_WRITE) to pass to peers. Readers' maps keep the pages
+// alive after the owner is gone. *thread-compatible*.
 class SharedRegion {
  public:
   static Result<SharedRegion> make(Env& env, std::int64_t bytes, Budget* budget, std::string_view label);
@@ -64,11 +67,12 @@ class SharedRegion {
  private:
   Fd fd_;
   std::byte* data_ = nullptr;
-  std::int64_t bytes_ = 0;
+  std::int64_t bytes_ = 0, mapped_ = 0;
   Budget* budget_ = nullptr;
 };
 
-// A peer's region, mapped read-only after its size and seals were checked.
+// A peer's region, mapped read-only after its size and seals were checked: reading it cannot raise SIGBUS. The
+// descriptor is closed once mapped. *thread-compatible*.
 class MappedRegion {
  public:
   // Errors: kCorrupt when the file is shorter than `bytes` or lacks the SHRINK seal.
@@ -92,5 +96,7 @@ struct RegionRef {
   Kind kind = Kind::kHost;
   const SharedRegion* shared = nullptr;
 };
+// True when [data, data + bytes) lies inside `region`.
+bool contains(const SharedRegion& region, const std::byte* data, std::int64_t bytes);
 
 }  // namespace refit::memory

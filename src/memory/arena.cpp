@@ -1,0 +1,48 @@
+#include <sys/mman.h>
+
+#include <utility>
+
+#include "memory/memory.h"
+#include "memory/pages.h"
+
+namespace refit::memory {
+
+Result<Arena> Arena::make(std::int64_t bytes, Budget* budget, std::string_view what) {
+  REFIT_ASSIGN(const std::int64_t rounded, round_to_pages(bytes, what));
+  if (budget != nullptr) REFIT_TRY(budget->take(rounded, what));
+  // From here on the arena owns the charge: an early return gives it back.
+  Arena arena;
+  arena.bytes_ = bytes;
+  arena.mapped_ = rounded;
+  arena.budget_ = budget;
+  if (rounded == 0) return arena;
+  REFIT_ASSIGN(arena.data_, map_pages(rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, what));
+  // Advice only: without huge pages the arena is slower, not wrong.
+  (void)::madvise(arena.data_, static_cast<std::size_t>(rounded), MADV_HUGEPAGE);
+  REFIT_TRY(fault_in(arena.data_, rounded, Fault::kWrite, what));
+  return arena;
+}
+
+Arena::~Arena() {
+  if (data_ != nullptr) ::munmap(data_, static_cast<std::size_t>(mapped_));
+  if (budget_ != nullptr) budget_->give(mapped_);
+}
+
+Arena::Arena(Arena&& o) noexcept
+    : data_(std::exchange(o.data_, nullptr)),
+      bytes_(std::exchange(o.bytes_, 0)),
+      mapped_(std::exchange(o.mapped_, 0)),
+      budget_(std::exchange(o.budget_, nullptr)) {}
+
+Arena& Arena::operator=(Arena&& o) noexcept {
+  if (this != &o) {
+    Arena old(std::move(*this));
+    data_ = std::exchange(o.data_, nullptr);
+    bytes_ = std::exchange(o.bytes_, 0);
+    mapped_ = std::exchange(o.mapped_, 0);
+    budget_ = std::exchange(o.budget_, nullptr);
+  }
+  return *this;
+}
+
+}  // namespace refit::memory
