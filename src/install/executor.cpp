@@ -26,7 +26,7 @@ struct StagedExecutor::Impl {
   std::vector<Digest> staged;    // per holding, this round
   std::vector<Digest> applied;   // per holding, of the live version
   std::vector<bool> done;        // per bucket
-  Digest counted;
+  Digest counted, applied_counted;
   bool has_applied = false;
   bool filled = false;           // live gaps were written once by a full copy
   ProofCounts proof;
@@ -207,6 +207,7 @@ Status StagedExecutor::apply(bool reread) {
     REFIT_TRY(s.sweep(s.shadow_bases(), &to, s.staged, "live"));
   }
   s.applied = s.staged;
+  s.applied_counted = s.counted;
   s.has_applied = true;
   s.proof.placed_live = s.tensors_held;
   return {};
@@ -217,6 +218,14 @@ Status StagedExecutor::prove_live() {
   if (!s.has_applied) return Error(Code::kMismatch, "no version is applied here, nothing can be proven");
   REFIT_TRY(s.sweep(s.live_bases(), nullptr, s.applied, "live"));
   return s.check_gaps();
+}
+
+kernel::Digest StagedExecutor::applied_counted() const { return impl_->applied_counted; }
+std::uint64_t StagedExecutor::tensors_held() const { return static_cast<std::uint64_t>(impl_->tensors_held); }
+
+void StagedExecutor::replace_senders(const std::vector<BucketTable>& buckets) {
+  REFIT_CHECK(buckets.size() == impl_->table.buckets.size());
+  for (std::size_t i = 0; i < buckets.size(); ++i) impl_->table.buckets[i].sender = buckets[i].sender;
 }
 
 ProofCounts StagedExecutor::proof() const { return impl_->proof; }

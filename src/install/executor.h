@@ -44,6 +44,10 @@ class StagedExecutor {
   Status apply(bool reread);
   // Digests the live bytes against the last applied version, without writing. kMismatch when none was applied.
   Status prove_live();
+  kernel::Digest applied_counted() const;  // what counted() was for the version that is applied
+  std::uint64_t tensors_held() const;
+  // The same plan with other member numbers (a peer was restarted): nothing else may differ.
+  void replace_senders(const std::vector<BucketTable>& buckets);
   ProofCounts proof() const;
   void abort();
   std::int64_t shadow_bytes() const;

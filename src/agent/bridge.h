@@ -1,0 +1,32 @@
+// Small conversions between rooms that may not see each other.
+#pragma once
+#include <string>
+
+#include "engine/engine.h"
+#include "kernel/kernel.h"
+#include "plan/plan.h"
+#include "wire/wire.h"
+
+namespace refit::agent {
+
+inline wire::Digest4 to_wire(const kernel::Digest& d) { return {.word = d.word, .count = d.count}; }
+inline kernel::Digest to_kernel(const wire::Digest4& d) {
+  kernel::Digest out;
+  out.word = d.word;
+  out.count = d.count;
+  return out;
+}
+inline Hash128 group_id(std::uint64_t group) { return {0, group}; }
+
+// The options that every member plans with, as they travel in Configure.
+std::string options_to_json(const plan::Options& options);
+// kInvalid naming the key.
+Result<plan::Options> options_from_json(const std::string& text);
+
+inline wire::Bytes to_bytes(const std::string& text) {
+  const auto* p = reinterpret_cast<const std::byte*>(text.data());
+  return {p, p + text.size()};
+}
+inline std::string to_text(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+}  // namespace refit::agent

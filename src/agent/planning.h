@@ -1,0 +1,31 @@
+// Making a rank's plan from what Configure carries.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "agent/bridge.h"
+#include "model/model.h"
+#include "plan/plan.h"
+#include "transport/transport.h"
+#include "wire/wire.h"
+
+namespace refit::agent {
+
+struct Planned {
+  LayoutEpoch epoch;
+  std::shared_ptr<const model::Layout> source, target;
+  plan::Options options;
+  plan::RankPlan plan;
+  std::vector<wire::RosterEntry> roster;
+  std::vector<transport::Peer> peers;           // the other side's members
+  std::vector<std::uint32_t> member_of_rank;    // of the other side's layout ranks
+  std::vector<std::string> tensors;             // names by TensorId of this side's catalogue
+};
+
+// Rank of a member in its side's layout: instances are groups of consecutive ranks.
+Result<Rank> layout_rank(const model::Layout& layout, const MemberName& name);
+
+// Errors name what disagrees; layouts come from peers and are checked like any outside input.
+Result<Planned> make_planned(const wire::Configure& configure, const MemberName& self);
+
+}  // namespace refit::agent

@@ -1,0 +1,250 @@
+#include "agent/source_agent.h"
+
+#include <chrono>
+
+#include "kernel/kernel.h"
+
+namespace refit::agent {
+namespace {
+constexpr std::int64_t kSliceNs = 50'000'000;  // how often a wait for publish looks for a cancellation
+
+std::uint64_t upper_entries(const plan::RankPlan& plan) { return plan.pieces.size(); }
+}  // namespace
+
+Result<std::unique_ptr<SourceAgent>> make_source_agent(const AgentOptions& options, engine::Shard& shard) { return SourceDriver::make(options, shard); }
+
+SourceDriver::SourceDriver(const AgentOptions& options, engine::Shard& shard, install::Identity identity)
+    : Member(options), shard_(shard), state_(start_source(std::move(identity), monotonic_ns())) {}
+SourceDriver::~SourceDriver() { [[maybe_unused]] const Status s = close(Deadline::after_s(1)); }
+
+Result<std::unique_ptr<SourceAgent>> SourceDriver::make(const AgentOptions& options, engine::Shard& shard) {
+  const std::shared_ptr<const model::Layout> layout = shard.layout();
+  install::Identity identity{.job = options.job, .name = options.name, .incarnation = options.incarnation, .layout_digest = layout->digest(),
+                             .layout = to_bytes(layout->serialise()), .card = options.data->card(), .staging_bytes = 0, .heartbeat_ns = options.heartbeat_ns};
+  std::unique_ptr<SourceDriver> d(new SourceDriver(options, shard, std::move(identity)));
+  REFIT_TRY(d->open_lane());
+  return std::unique_ptr<SourceAgent>(std::move(d));
+}
+
+Status SourceDriver::run(Deadline deadline) { return loop(deadline); }
+
+Status SourceDriver::close(Deadline deadline) {
+  {
+    const std::lock_guard lock(publish_mutex_);
+    held_ = false;
+  }
+  published_changed_.notify_all();
+  const Status s = close_threads(deadline);
+  if (lane_) {
+    const Status l = lane_->close(deadline);
+    lane_.reset();
+    if (!l.ok()) return l;
+  }
+  return s;
+}
+
+AgentReport SourceDriver::report() const {
+  const std::lock_guard lock(publish_mutex_);
+  return report_;
+}
+
+void SourceDriver::publish(std::int64_t step, const std::string& weight_set) {
+  {
+    const std::lock_guard lock(publish_mutex_);
+    published_ = true;
+    published_step_ = step;
+    weight_set_ = weight_set;
+  }
+  published_changed_.notify_all();
+}
+
+Status SourceDriver::guard(Deadline deadline) {
+  std::unique_lock lock(publish_mutex_);
+  const bool free = published_changed_.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()), [&] { return !held_; });
+  if (!free) return Error(Code::kBusy, "the weights are lent to a round; the optimizer must not write before it ends").at_peer(options_.name.to_string());
+  published_ = false;  // what was published is about to change
+  return {};
+}
+
+void SourceDriver::on_connection(bool up) {
+  if (up) feed(install::ConnectionUp{});
+  else feed(install::ConnectionDown{});
+}
+
+void SourceDriver::feed(SourceEventKind what) {
+  std::vector<SourceAction> todo = step(state_, {monotonic_ns(), std::move(what)}, ignored_);
+  busy_ = state_.phase != SourcePhase::kIdle;
+  wire::Heartbeat h = progress_now();
+  h.state = to_member_state(state_.phase);
+  keep_alive_with(install::envelope(state_.link, state_.self, state_.txn, h));
+  for (SourceAction& action : todo) std::visit([&](auto& a) { perform(a); }, action);
+}
+
+void SourceDriver::perform(install::Send& a) { send(a.envelope); }
+void SourceDriver::perform(install::Observe& a) { observe(a.phase, a.txn); }
+
+void SourceDriver::perform(install::MakePlan& a) {
+  work([this, configure = std::move(a.configure)]() -> Finish {
+    const std::int64_t start = monotonic_ns();
+    const Status s = take_plan(configure);
+    const std::lock_guard lock(publish_mutex_);
+    report_.plan_ns = monotonic_ns() - start;
+    if (!s.ok()) return [this, e = s.error(), epoch = configure.layout_epoch] { feed(install::PlanFailed{epoch, {e}}); };
+    return [this, epoch = configure.layout_epoch, id = planned_->plan.id] { feed(install::PlanMade{epoch, id}); };
+  });
+}
+
+Status SourceDriver::take_plan(const wire::Configure& configure) {
+  sealer_.reset();
+  planned_.reset();
+  REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
+  planned_ = std::move(planned);
+  REFIT_TRY(lend_regions());
+  const auto bytes = wire::manifest_bytes(planned_->plan.shared_with.size(), planned_->plan.buckets.size(), upper_entries(planned_->plan));
+  if (page_.bytes() < static_cast<std::int64_t>(bytes)) {
+    page_ = {};
+    REFIT_ASSIGN(page_, memory::SharedRegion::make(*options_.runtime.env, static_cast<std::int64_t>(bytes), options_.budget, "manifest page"));
+  }
+  lent_.push_back({page_.data(), page_.bytes(), memory::Kind::kHostShared, &page_});
+  sealer_ = std::make_unique<Sealer>(planned_->plan, *planned_->source, std::span(lent_).first(lent_.size() - 1), state_.link.digest_seed,
+                                     kernel::Exec{options_.runtime.pool});
+  return {};
+}
+
+// The shard's own memory where it can be lent, else a copy of it that is refreshed at each publish.
+Status SourceDriver::lend_regions() {
+  lent_.assign(shard_.regions().begin(), shard_.regions().end());
+  snapshotting_ = options_.snapshot;
+  for (const memory::RegionRef& r : lent_) snapshotting_ = snapshotting_ || r.shared == nullptr;
+  if (!snapshotting_) return {};
+  if (snapshot_.empty())
+    for (const memory::RegionRef& r : lent_) {
+      REFIT_ASSIGN(memory::SharedRegion copy, memory::SharedRegion::make(*options_.runtime.env, r.bytes, options_.budget, "snapshot"));
+      snapshot_.push_back(std::move(copy));
+    }
+  for (std::size_t i = 0; i < lent_.size(); ++i) lent_[i] = {snapshot_[i].data(), snapshot_[i].bytes(), memory::Kind::kHostShared, &snapshot_[i]};
+  return {};
+}
+
+void SourceDriver::perform(Prepare& a) {
+  progress_.start(Phase::kSeal);
+  work([this, txn = a.txn, begin = a.begin]() -> Finish {
+    Result<SealDone> r = seal(txn, begin);
+    if (!r.ok()) return [this, txn, e = std::move(r).error()] { feed(SourceTaskFailed{SourceTask::kSeal, txn, e}); };
+    return [this, done = std::move(*r)] { feed(done); };
+  });
+}
+
+Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
+  if (!sealer_ || planned_->epoch != begin.layout_epoch) return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("seal");
+  SealDone done{.txn = txn, .step = -1, .weight_set = {}, .digest = {}, .groups = {}, .manifest_bytes = 0, .manifest_hash = {}};
+  {
+    std::unique_lock lock(publish_mutex_);
+    const Deadline until = Deadline::after_ns(begin.total_ns);
+    const auto ready = [&] { return published_ && (!begin.step || *begin.step == published_step_); };
+    while (!ready()) {
+      if (progress_.cancel) return Error(Code::kCancelled, "the round ended before the trainer published").at_stage("seal");
+      if (until.over()) return Error(Code::kTimeout, "the trainer did not publish" + (begin.step ? " step " + std::to_string(*begin.step) : std::string())).at_stage("seal");
+      published_changed_.wait_for(lock, std::chrono::nanoseconds(kSliceNs));
+    }
+    held_ = true;
+    done.step = published_step_;
+    done.weight_set = weight_set_;
+  }
+  const std::int64_t start = monotonic_ns();
+  sealed_writes_ = shard_.write_counter();
+  std::int64_t snapshot_bytes = 0;
+  if (snapshotting_) {
+    const std::span<const memory::RegionRef> live = shard_.regions();
+    for (std::size_t i = 0; i < live.size(); ++i) {
+      kernel::copy_flat({options_.runtime.pool}, lent_[i].data, live[i].data, live[i].bytes);
+      snapshot_bytes += live[i].bytes;
+    }
+    if (shard_.write_counter() != sealed_writes_) return Error(Code::kMismatch, "the trainer wrote while its snapshot was taken").at_stage("seal");
+    const std::lock_guard lock(publish_mutex_);
+    held_ = false;
+    published_changed_.notify_all();
+  }
+  REFIT_ASSIGN(const Seal sealed, sealer_->seal(begin.proof));
+  REFIT_ASSIGN(const wire::WrittenManifest page, write_page(sealed, txn, begin));
+  done.digest = to_wire(sealed.counted);
+  for (const auto& [group, digest] : sealed.groups) done.groups.push_back({group_id(group), to_wire(digest)});
+  done.manifest_bytes = page.bytes;
+  done.manifest_hash = page.hash;
+  progress_.bucket_done(sealer_->scanned_bytes());
+  const std::lock_guard lock(publish_mutex_);
+  report_.txn = txn;
+  report_.seal_ns = monotonic_ns() - start;
+  report_.bytes_sealed = sealer_->scanned_bytes();
+  report_.snapshot_bytes = snapshot_bytes;
+  report_.buckets = static_cast<std::int64_t>(sealed.buckets.size());
+  return done;
+}
+
+Result<wire::WrittenManifest> SourceDriver::write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin) {
+  wire::Manifest m;
+  m.job = options_.job;
+  m.txn = txn;
+  m.member = state_.link.member;
+  m.incarnation = options_.incarnation;
+  m.layout_epoch = begin.layout_epoch;
+  m.plan = planned_->plan.id;
+  for (const auto& [rank, hash] : planned_->plan.shared_with) m.recipients.push_back({Rank(rank), hash});
+  for (std::size_t i = 0; i < sealed.buckets.size(); ++i) {
+    const SealedBucket& b = sealed.buckets[i];
+    m.buckets.push_back({b.bucket, static_cast<std::uint32_t>(m.entries.size()), static_cast<std::uint32_t>(b.tensors.size()),
+                         static_cast<std::uint64_t>(planned_->plan.buckets[i].bytes)});
+    for (const auto& [tensor, digest] : b.tensors) m.entries.push_back({tensor, to_wire(digest)});
+  }
+  return wire::write_manifest(m, {page_.data(), static_cast<std::size_t>(page_.bytes())});
+}
+
+void SourceDriver::perform(Expose& a) {
+  progress_.start(Phase::kLend);
+  work([this, txn = a.txn]() -> Finish {
+    const auto lend = [&]() -> Result<wire::Bytes> {
+      if (lane_) REFIT_TRY(lane_->close(Deadline::after_s(1)));
+      REFIT_ASSIGN(lane_, options_.data->open_pull({options_.job, txn, options_.incarnation}, planned_->peers));
+      return lane_->expose(lent_);
+    };
+    Result<wire::Bytes> r = lend();
+    if (!r.ok()) return [this, txn, e = std::move(r).error()] { feed(SourceTaskFailed{SourceTask::kExpose, txn, e}); };
+    return [this, txn, bytes = std::move(*r)] { feed(Exposed{txn, bytes}); };
+  });
+}
+
+void SourceDriver::perform(CheckSeal& a) {
+  progress_.start(Phase::kVoted);
+  work([this, txn = a.txn, rescan = a.rescan]() -> Finish {
+    Status s;
+    if (!snapshotting_ && shard_.write_counter() != sealed_writes_)
+      s = Error(Code::kMismatch, "the trainer wrote its weights after they were sealed for this round");
+    else if (rescan)
+      s = sealer_->rescan();
+    if (!s.ok()) return [this, txn, e = s.error()] { feed(SourceTaskFailed{SourceTask::kCheckSeal, txn, e}); };
+    return [this, txn] { feed(SealChecked{txn}); };
+  });
+}
+
+void SourceDriver::perform(Withdraw&) {
+  progress_.cancel = true;
+  // Queued behind a running task, so that the lane has one user at a time.
+  work([this]() -> Finish {
+    // A lane that cannot be withdrawn any more has failed already; its readers fail with it.
+    if (lane_) [[maybe_unused]] const Status s = lane_->withdraw();
+    return [] {};
+  });
+}
+
+void SourceDriver::perform(Release& a) {
+  progress_.cancel = true;
+  {
+    const std::lock_guard lock(publish_mutex_);
+    held_ = false;
+    report_.version = state_.last;
+    report_.state = a.committed ? "committed" : "released";
+  }
+  published_changed_.notify_all();
+}
+
+}  // namespace refit::agent

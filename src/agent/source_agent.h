@@ -1,0 +1,71 @@
+// The source rank's driver: performs the actions of agent/source.h.
+#pragma once
+#include <memory>
+#include <optional>
+
+#include "agent/member.h"
+#include "agent/planning.h"
+#include "agent/sealer.h"
+
+namespace refit::agent {
+
+class SourceDriver final : public SourceAgent, private Member {
+ public:
+  static Result<std::unique_ptr<SourceAgent>> make(const AgentOptions& options, engine::Shard& shard);
+  ~SourceDriver() override;
+
+  Status run(Deadline deadline) override;
+  AgentReport report() const override;
+  bool busy() const override { return busy_.load(); }
+  Status close(Deadline deadline) override;
+  void publish(std::int64_t step, const std::string& weight_set) override;
+  Status guard(Deadline deadline) override;
+
+ private:
+  SourceDriver(const AgentOptions& options, engine::Shard& shard, install::Identity identity);
+
+  void on_received(wire::Envelope&& envelope) override { feed(install::Received{std::move(envelope)}); }
+  void on_connection(bool up) override;
+  void on_tick() override { feed(install::Tick{}); }
+  void on_progress(const wire::Heartbeat& now) override { feed(install::Progress{now}); }
+  void feed(SourceEventKind what);
+
+  void perform(install::Send& a);
+  void perform(install::MakePlan& a);
+  void perform(install::Observe& a);
+  void perform(Prepare& a);
+  void perform(Expose& a);
+  void perform(CheckSeal& a);
+  void perform(Withdraw& a);
+  void perform(Release& a);
+
+  // On the worker.
+  Result<SealDone> seal(const Txn& txn, const wire::Begin& begin);
+  Status take_plan(const wire::Configure& configure);
+  Status lend_regions();
+  Result<wire::WrittenManifest> write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin);
+
+  engine::Shard& shard_;
+  SourceState state_;
+  install::Ignored ignored_;
+  std::atomic<bool> busy_{false};
+
+  // Of the plan; touched by the worker between tasks of one round, by the loop otherwise.
+  std::optional<Planned> planned_;
+  std::unique_ptr<Sealer> sealer_;
+  memory::SharedRegion page_;                    // the lent manifest
+  std::vector<memory::SharedRegion> snapshot_;   // where the shard's memory is not lent itself
+  std::vector<memory::RegionRef> lent_;          // weights, then the page
+  std::unique_ptr<transport::PullLane> lane_;
+  std::uint64_t sealed_writes_ = 0;
+  bool snapshotting_ = false;
+
+  mutable std::mutex publish_mutex_;  // published_, held_, report_
+  std::condition_variable published_changed_;
+  std::int64_t published_step_ = -1;
+  std::string weight_set_;
+  bool published_ = false, held_ = false;
+  AgentReport report_;
+};
+
+}  // namespace refit::agent

@@ -1,0 +1,71 @@
+// The target rank's driver: performs the actions of install/target.h with the staged executor over a pull lane.
+#pragma once
+#include <memory>
+#include <optional>
+
+#include "agent/member.h"
+#include "agent/planning.h"
+
+namespace refit::agent {
+
+class TargetDriver final : public Agent, private Member {
+ public:
+  static Result<std::unique_ptr<Agent>> make(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance);
+  ~TargetDriver() override;
+
+  Status run(Deadline deadline) override;
+  AgentReport report() const override;
+  bool busy() const override { return busy_.load(); }
+  Status close(Deadline deadline) override;
+
+ private:
+  TargetDriver(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance, install::TargetState state);
+
+  void on_received(wire::Envelope&& envelope) override { feed(install::Received{std::move(envelope)}); }
+  void on_connection(bool up) override;
+  void on_tick() override { feed(install::Tick{}); }
+  void on_progress(const wire::Heartbeat& now) override { feed(install::Progress{now}); }
+  void feed(install::TargetEventKind what);
+  void done(install::Task task, const Txn& txn, const Status& status, const wire::Digest4& counted = {}, const wire::ProofCounts& proof = {});
+
+  void perform(install::Send& a);
+  void perform(install::MakePlan& a);
+  void perform(install::StartStaging& a);
+  void perform(install::CancelStaging& a);
+  void perform(install::ShutGate& a);
+  void perform(install::SetWord& a);
+  void perform(install::CopyShadowToLive& a);
+  void perform(install::InvalidateCaches& a);
+  void perform(install::OpenGate& a);
+  void perform(install::Fence& a);
+  void perform(install::DropStage& a);
+  void perform(install::RunVerify& a);
+  void perform(install::Observe& a);
+
+  // On the worker.
+  Status take_plan(const wire::Configure& configure);
+  Status stage_all(const install::StartStaging& a);
+  Status read_manifests(const install::StartStaging& a, transport::PullLane& lane);
+  Status pull_buckets(const install::StartStaging& a, transport::PullLane& lane);
+  Status check_cancel() const;
+  std::string member_name(std::uint32_t member) const;
+
+  engine::Shard& shard_;
+  engine::Instance& instance_;
+  install::TargetState state_;
+  install::Ignored ignored_;
+  std::atomic<bool> busy_{false};
+
+  std::optional<Planned> planned_;
+  Rank rank_;
+  std::unique_ptr<install::StagedExecutor> executor_;
+  std::map<std::uint32_t, wire::Manifest> manifests_;  // by member, of the round in hand
+  std::vector<std::byte> page_copy_;
+  std::vector<install::TensorDigest> sealed_;          // scratch
+  std::vector<const std::byte*> bases_;                // scratch
+
+  mutable std::mutex report_mutex_;
+  AgentReport report_;
+};
+
+}  // namespace refit::agent
