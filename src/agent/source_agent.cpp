@@ -71,13 +71,22 @@ void SourceDriver::on_connection(bool up) {
   else feed(install::ConnectionDown{});
 }
 
+// Events that an action causes at once wait until the actions before them are done: the order given is the contract.
 void SourceDriver::feed(SourceEventKind what) {
-  std::vector<SourceAction> todo = step(state_, {monotonic_ns(), std::move(what)}, ignored_);
-  busy_ = state_.phase != SourcePhase::kIdle;
-  wire::Heartbeat h = progress_now();
-  h.state = to_member_state(state_.phase);
-  keep_alive_with(install::envelope(state_.link, state_.self, state_.txn, h));
-  for (SourceAction& action : todo) std::visit([&](auto& a) { perform(a); }, action);
+  events_.push_back(std::move(what));
+  if (feeding_) return;
+  feeding_ = true;
+  while (!events_.empty()) {
+    SourceEvent event{monotonic_ns(), std::move(events_.front())};
+    events_.pop_front();
+    std::vector<SourceAction> todo = step(state_, event, ignored_);
+    busy_ = state_.phase != SourcePhase::kIdle;
+    wire::Heartbeat h = progress_now();
+    h.state = to_member_state(state_.phase);
+    keep_alive_with(install::envelope(state_.link, state_.self, state_.txn, h));
+    for (SourceAction& action : todo) std::visit([&](auto& a) { perform(a); }, action);
+  }
+  feeding_ = false;
 }
 
 void SourceDriver::perform(install::Send& a) { send(a.envelope); }

@@ -49,6 +49,8 @@ class SourceDriver final : public SourceAgent, private Member {
   SourceState state_;
   install::Ignored ignored_;
   std::atomic<bool> busy_{false};
+  std::deque<SourceEventKind> events_;
+  bool feeding_ = false;
 
   // Of the plan; touched by the worker between tasks of one round, by the loop otherwise.
   std::optional<Planned> planned_;

@@ -70,18 +70,29 @@ void TargetDriver::on_connection(bool up) {
   else feed(install::ConnectionDown{});
 }
 
+// Events that an action causes at once wait until the actions before them are done: the order given is the contract.
 void TargetDriver::feed(install::TargetEventKind what) {
-  std::vector<install::TargetAction> todo = install::step(state_, {monotonic_ns(), std::move(what)}, ignored_);
+  events_.push_back(std::move(what));
+  if (feeding_) return;
+  feeding_ = true;
+  while (!events_.empty()) {
+    install::TargetEvent event{monotonic_ns(), std::move(events_.front())};
+    events_.pop_front();
+    std::vector<install::TargetAction> todo = install::step(state_, event, ignored_);
+    after_step();
+    for (install::TargetAction& action : todo) std::visit([&](auto& a) { perform(a); }, action);
+  }
+  feeding_ = false;
+}
+
+void TargetDriver::after_step() {
   busy_ = state_.phase == install::TargetPhase::kReceiving || state_.phase == install::TargetPhase::kVoted || state_.phase == install::TargetPhase::kApplying;
   wire::Heartbeat h = progress_now();
   h.state = install::to_member_state(state_.phase);
   keep_alive_with(install::envelope(state_.link, state_.config.self, state_.txn, h));
-  {
-    const std::lock_guard lock(report_mutex_);
-    report_.version = state_.live;
-    report_.state = std::string(wire::to_string(h.state));
-  }
-  for (install::TargetAction& action : todo) std::visit([&](auto& a) { perform(a); }, action);
+  const std::lock_guard lock(report_mutex_);
+  report_.version = state_.live;
+  report_.state = std::string(wire::to_string(h.state));
 }
 
 void TargetDriver::done(install::Task task, const Txn& txn, const Status& status, const wire::Digest4& counted, const wire::ProofCounts& proof) {
@@ -111,7 +122,7 @@ void TargetDriver::perform(install::MakePlan& a) {
 Status TargetDriver::take_plan(const wire::Configure& configure) {
   const PlanId former = planned_ && executor_ ? planned_->plan.id : PlanId{};
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
-  const bool same = former != PlanId{} && former == planned.plan.id;
+  const bool same = former != PlanId{} && former == planned.plan.id && seed_ == state_.link.digest_seed;
   planned_ = std::move(planned);
   REFIT_ASSIGN(const model::RankLayout rank, planned_->target->expand(rank_));
   install::LandingTable table = lower_target(planned_->plan, *planned_->target, rank, planned_->member_of_rank, planned_->options);
@@ -119,6 +130,7 @@ Status TargetDriver::take_plan(const wire::Configure& configure) {
     executor_->replace_senders(table.buckets);
     return {};
   }
+  seed_ = state_.link.digest_seed;
   executor_.reset();  // frees the old shadow before the new one is taken
   const std::span<const memory::RegionRef> live = shard_.regions();
   REFIT_ASSIGN(executor_, install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, state_.link.digest_seed,
@@ -172,7 +184,6 @@ Status TargetDriver::stage_all(const install::StartStaging& a) {
 
 Status TargetDriver::read_manifests(const install::StartStaging& a, transport::PullLane& lane) {
   manifests_.clear();
-  std::uint32_t pages = 0;
   for (const wire::LendEntry& e : a.sources) {
     const auto rank = std::find(planned_->member_of_rank.begin(), planned_->member_of_rank.end(), e.member);
     if (rank == planned_->member_of_rank.end()) return Error(Code::kMismatch, "a lend came from a member that is not a source").at_stage("lend");
@@ -199,7 +210,6 @@ Status TargetDriver::read_manifests(const install::StartStaging& a, transport::P
       return Error(Code::kMismatch, "the two ends planned different buckets for each other").at_peer(peer).at_stage("lend");
     manifests_.emplace(e.member, std::move(*m));
     progress_.bucket_done(0);
-    ++pages;
   }
   return {};
 }

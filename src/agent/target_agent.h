@@ -26,6 +26,7 @@ class TargetDriver final : public Agent, private Member {
   void on_tick() override { feed(install::Tick{}); }
   void on_progress(const wire::Heartbeat& now) override { feed(install::Progress{now}); }
   void feed(install::TargetEventKind what);
+  void after_step();
   void done(install::Task task, const Txn& txn, const Status& status, const wire::Digest4& counted = {}, const wire::ProofCounts& proof = {});
 
   void perform(install::Send& a);
@@ -55,9 +56,12 @@ class TargetDriver final : public Agent, private Member {
   install::TargetState state_;
   install::Ignored ignored_;
   std::atomic<bool> busy_{false};
+  std::deque<install::TargetEventKind> events_;
+  bool feeding_ = false;
 
   std::optional<Planned> planned_;
   Rank rank_;
+  std::uint64_t seed_ = 0;  // digest seed that the executor's keys were made from
   std::unique_ptr<install::StagedExecutor> executor_;
   std::map<std::uint32_t, wire::Manifest> manifests_;  // by member, of the round in hand
   std::vector<std::byte> page_copy_;
