@@ -12,7 +12,7 @@ target_compile_options(refit_flags INTERFACE
   $<$<BOOL:${REFIT_WERROR}>:-Werror>
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
   -ffp-contract=off -fno-fast-math)
-target_include_directories(refit_flags INTERFACE "${CMAKE_SOURCE_DIR}/src" "${CMAKE_SOURCE_DIR}/include")
+target_include_directories(refit_flags INTERFACE "${CMAKE_SOURCE_DIR}/src")
 target_link_libraries(refit_flags INTERFACE Threads::Threads)
 if(REFIT_SANITIZE)
   target_compile_options(refit_flags INTERFACE -fsanitize=${REFIT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)

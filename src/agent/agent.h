@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "agent/bridge.h"
 #include "agent/source.h"
 #include "engine/engine.h"
 #include "memory/memory.h"
