@@ -43,12 +43,19 @@ struct Peer {
 struct Counters {
   std::uint64_t frames_foreign = 0, frames_bad = 0;
   std::uint64_t bytes_in = 0, bytes_out = 0;
+  std::uint64_t frames_duplicate = 0;  // dropped: the bucket had already arrived
+  std::uint32_t threads = 0;           // that the mover runs now
 };
 
-// Exactly one per posted (bucket, recipient), request or expose, also after abort, close and peer death.
+// The ticket of an expose: its completion says that the lend has ended (withdraw, close, abort).
+inline constexpr std::uint64_t kExposeTicket = 0;
+
+// Exactly one per posted (bucket, recipient), request or expose, also after abort, close and peer death. A post is
+// complete when the recipient has its own copy; a request when its lease was handed out by next().
 struct Completion {
   std::uint64_t ticket = 0;
   std::optional<Error> error;
+  std::uint32_t member = 0;  // recipient of the post, sender of the request; own number for an expose
 };
 
 // One bucket's bytes, valid until the lease is dropped. Packed bytes, or (mapped) one base pointer per segment.
@@ -81,7 +88,9 @@ struct Expected {
 };
 
 // All lanes: *thread-compatible* except abort(), which any thread may call, any number of times. The first error is
-// sticky: later calls return it. A lane lives one round; close() returns within its deadline and completes what is open.
+// sticky: later calls return it. A call that is refused for its arguments (kInvalid, kUnsupported, kMismatch or kCorrupt
+// of a descriptor) opens no ticket and leaves the lane as it was. A lane lives one round; close() returns within its
+// deadline and completes what is open; afterwards poll() still hands out completions and every other call is refused.
 class Lane {
  public:
   virtual ~Lane() = default;
@@ -105,7 +114,8 @@ class PullLane : public Lane {
  public:
   // Source: lends regions (in this order: Segment::region indexes them). The descriptor is opaque bytes for readers.
   virtual Result<Bytes> expose(std::span<const memory::RegionRef> regions) = 0;
-  // Source: revokes: the memory epoch rises, later requests and re-checks of the old descriptor fail.
+  // Source: revokes: the memory epoch rises, later requests and re-checks of the old descriptor fail. One lend at a time:
+  // a second expose without withdraw is kBusy. kUnsupported for memory that this mover cannot lend, saying what to do.
   virtual Status withdraw() = 0;
   // Target: asks for a bucket; it arrives through next(). kMismatch for a descriptor of another job, txn, incarnation
   // or epoch; kInvalid for a segment outside its region. Returns the ticket.
@@ -114,8 +124,14 @@ class PullLane : public Lane {
   virtual Status recheck(std::uint32_t sender) = 0;
 };
 
+// Largest control message. A peer that sends more is cut off.
+inline constexpr std::int64_t kMaxControlBytes = 8 << 20;
+// The bounded queue to one peer: messages, and their bytes.
+inline constexpr std::size_t kControlQueueMessages = 1024;
+inline constexpr std::int64_t kControlQueueBytes = 64 << 20;
+
 struct ControlMessage {
-  std::uint32_t peer = 0;  // connection number, stable while the peer lives
+  std::uint32_t peer = 0;  // connection number, never reused: a process that comes back is a new peer
   Bytes bytes;
 };
 enum class PeerEvent : std::uint8_t { kConnected, kGone };
@@ -124,8 +140,10 @@ struct Liveness {
   PeerEvent event = PeerEvent::kConnected;
 };
 
-// Small opaque messages with liveness, apart from bulk. send() queues and never waits; kExhausted when the bounded
-// queue to that peer is full. *thread-safe*.
+// Small opaque messages with liveness, apart from bulk; ordered per peer. send() queues and never waits; kExhausted when
+// the bounded queue to that peer is full, kPeerLost when it is gone. A member may send before it is connected. kGone is
+// reported within about 1 s of a process' death or close, and after `silent_after_ms` of a process that stands still.
+// A member whose coordinator is gone opens a new lane to come back. *thread-safe*.
 class ControlLane {
  public:
   virtual ~ControlLane() = default;
@@ -138,7 +156,8 @@ class ControlLane {
 
 struct ControlAddress {
   std::string address;  // "ipc:///…" in a private directory
-  bool listen = false;  // the coordinator listens, members connect (to peer 0)
+  bool listen = false;  // the coordinator listens (peers 1, 2, …), members connect (to peer 0)
+  std::int64_t silent_after_ms = 10'000;
 };
 
 class Mover {
@@ -170,5 +189,10 @@ struct MoverOptions {
 // Factory. Names: "loopback", "sim", "shm", "zmq". kUnsupported for others, listing what is built.
 Result<std::unique_ptr<Mover>> make_mover(std::string_view name, const MoverOptions& options);
 std::vector<std::string> mover_names();
+
+// The private directory that guards sockets: made with mode 0700 when missing. `hint` is an absolute path; empty means
+// refit-<uid> under XDG_RUNTIME_DIR, else TMPDIR, else /tmp. Returns the path. Errors: kInvalid when it is not a
+// directory, belongs to somebody else, is open to others, or is too long for socket names inside it.
+Result<std::string> make_runtime_dir(Env& env, std::string_view hint);
 
 }  // namespace refit::transport

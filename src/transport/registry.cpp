@@ -1,0 +1,36 @@
+#include <array>
+
+#include "transport/shm/factory.h"
+#include "transport/transport.h"
+#include "transport/zmq/factory.h"
+
+namespace refit::transport {
+namespace {
+
+struct Entry {
+  std::string_view name;
+  Result<std::unique_ptr<Mover>> (*make)(const MoverOptions&);
+};
+// One line a mover.
+constexpr std::array kMovers = {
+    Entry{"shm", shm::make},
+    Entry{"zmq", zmq::make},
+};
+
+}  // namespace
+
+std::vector<std::string> mover_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : kMovers) names.emplace_back(entry.name);
+  return names;
+}
+
+Result<std::unique_ptr<Mover>> make_mover(std::string_view name, const MoverOptions& options) {
+  for (const Entry& entry : kMovers)
+    if (entry.name == name) return entry.make(options);
+  std::string built;
+  for (const Entry& entry : kMovers) built += (built.empty() ? "" : ", ") + std::string(entry.name);
+  return Error(Code::kUnsupported, "transport '" + std::string(name) + "' is not built here; built are " + built);
+}
+
+}  // namespace refit::transport

@@ -1,0 +1,22 @@
+// What the control lanes of zmq exchange beside the caller's bytes: eight bytes of head per message; and addresses.
+#pragma once
+#include "transport/transport.h"
+
+namespace refit::transport::zmq {
+
+enum class Kind : std::uint32_t {
+  kHello = 1,    // member: I am here (repeated until welcomed)
+  kWelcome = 2,  // coordinator: you are a peer now
+  kData = 3,
+  kPing = 4,     // either, when it has nothing else to say
+  kBye = 5,      // either: closing, or you are no peer of mine (any more)
+};
+inline constexpr std::size_t kHeadBytes = 8;
+Bytes encode(Kind kind, std::span<const std::byte> payload = {});
+// The kind of a message; the payload follows the head. kCorrupt for anything that no release of ours sends.
+Result<Kind> decode(std::span<const std::byte> message);
+
+// The path of an "ipc:///…" address. kUnsupported for tcp (keys are required there), kInvalid for anything else.
+Result<std::string> path_of(const std::string& address);
+
+}  // namespace refit::transport::zmq

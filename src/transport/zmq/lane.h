@@ -1,0 +1,79 @@
+// The control lane of zmq: one loop thread owns the sockets; callers on any thread use the mailbox.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <set>
+#include <thread>
+
+#include "transport/common/sys.h"
+#include "transport/zmq/card.h"
+#include "transport/zmq/mailbox.h"
+
+namespace refit::transport::zmq {
+
+// Counted by all lanes of a mover; shared with them, since a lane may outlive its mover.
+struct Tally {
+  std::atomic<std::uint64_t> foreign{0}, bad{0}, bytes_in{0}, bytes_out{0};
+  std::atomic<std::uint32_t> threads{0};
+};
+
+class ControlLaneZmq final : public ControlLane {
+ public:
+  static Result<std::unique_ptr<ControlLane>> open(Env& env, const ControlAddress& address, std::shared_ptr<Tally> tally);
+  ~ControlLaneZmq() override;
+  Status send(std::uint32_t peer, std::span<const std::byte> bytes) override;
+  Result<ControlMessage> next(Deadline deadline) override;
+  std::vector<Liveness> liveness() override { return mailbox_.liveness(); }
+  void abort(Error error) override;
+  Status close(Deadline deadline) override;
+
+ private:
+  // A peer as the loop sees it. A member has one, number 0, without a routing id.
+  struct PeerState {
+    Bytes routing_id;
+    std::int64_t seen_ns = 0, sent_ns = 0;
+  };
+  enum class Sent : std::uint8_t { kYes, kLater, kUnreachable };
+
+  ControlLaneZmq(Env& env, ControlAddress address, std::string path, std::shared_ptr<Tally> tally)
+      : env_(env), address_(std::move(address)), path_(std::move(path)), tally_(std::move(tally)) {}
+  Status open_sockets();
+  Status attach();
+  void close_sockets(int linger_ms);
+
+  // Loop-only from here on.
+  void loop();
+  int poll_timeout_ms() const;
+  void forgive_own_gap(std::int64_t now);
+  void drain_monitor(std::int64_t now);
+  void receive_all(std::int64_t now);
+  void receive(std::span<const std::byte> routing_id, std::span<const std::byte> message, std::int64_t now);
+  void welcome(std::span<const std::byte> routing_id, std::int64_t now);
+  void flush(std::int64_t now);
+  void keep_alive(std::int64_t now);
+  void drop(std::uint32_t peer, const char* why);
+  Sent transmit(std::span<const std::byte> routing_id, const Bytes& message);
+  std::int64_t silent_ns() const { return address_.silent_after_ms * 1'000'000; }
+
+  Env& env_;
+  const ControlAddress address_;
+  const std::string path_;
+  const std::shared_ptr<Tally> tally_;
+  Mailbox mailbox_;
+  Wake wake_;
+  void* context_ = nullptr;
+  void* socket_ = nullptr;
+  void* monitor_ = nullptr;
+  std::map<std::uint32_t, PeerState> peers_;
+  std::map<Bytes, std::uint32_t> by_id_;
+  std::uint32_t next_peer_ = 1;
+  bool welcomed_ = false;                // member: the coordinator knows us
+  std::int64_t probe_until_ns_ = 0;      // somebody hung up: find out soon who
+  std::int64_t last_loop_ns_ = 0;
+  std::atomic<bool> stop_{false};
+  std::atomic<std::int64_t> flush_by_ns_{0};
+  std::mutex close_mutex_;               // close() and the destructor, from any thread
+  std::thread thread_;
+};
+
+}  // namespace refit::transport::zmq
