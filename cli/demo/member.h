@@ -1,0 +1,30 @@
+// One trainer or rollout process of the demo.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/core.h"
+
+namespace refit::cli {
+
+struct MemberOptions {
+  std::string model, source_spec, target_spec, transport = "shm";
+  Role role = Role::kSource;
+  std::uint32_t instance = 0, rank = 0, member = 0;
+  std::string runtime_dir, control;
+  std::string job;  // 32 hex digits
+  std::uint64_t seed = 1;
+  double share = 0.01;
+  std::int64_t staging_bytes = 256 << 20, budget_bytes = 0;
+  int threads = 1;
+  std::string kill_at;  // phase name: die there in the first round that has a former version to lose
+  std::uint64_t kill_round = 2;
+  bool snapshot = false;
+  std::vector<std::string> arguments() const;  // of the hidden command
+};
+
+Status run_member(const MemberOptions& options);
+
+}  // namespace refit::cli
