@@ -1,0 +1,141 @@
+#include "cli/demo/fleet.h"
+
+#include <filesystem>
+
+namespace refit::cli {
+namespace {
+constexpr double kStartS = 300;  // a member reads its part of the checkpoint before it says that it is ready
+}
+
+Result<Child> Fleet::launch(std::uint32_t member, bool with_kill) {
+  const MemberName who = shape_.name(member);
+  MemberOptions m;
+  m.model = options_.model;
+  m.source_spec = options_.source;
+  m.target_spec = options_.target;
+  m.transport = options_.transport;
+  m.role = who.role;
+  m.instance = who.instance;
+  m.rank = who.rank;
+  m.member = member;
+  m.runtime_dir = runtime_dir_;
+  m.control = control_;
+  m.job = job_;
+  m.seed = options_.seed;
+  m.share = options_.share;
+  m.staging_bytes = options_.staging_bytes;
+  m.budget_bytes = budget_bytes_;
+  m.threads = options_.threads;
+  m.snapshot = options_.snapshot;
+  for (const Kill& k : kills_)
+    if (with_kill && k.who == who) m.kill_at = k.phase;
+  return Child::start(who.to_string(), m.arguments());
+}
+
+Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::shared_ptr<const model::Layout> source, std::shared_ptr<const model::Layout> target) {
+  std::unique_ptr<Fleet> f(new Fleet);
+  f->options_ = options;
+  Env& env = system_env();
+  f->shape_.source_ranks = static_cast<std::uint32_t>(source->world());
+  f->shape_.target_instances = static_cast<std::uint32_t>(target->instances());
+  f->shape_.target_ranks = static_cast<std::uint32_t>(target->world() / target->instances());
+  f->sources_ = f->shape_.sources();
+  for (const std::string& k : options.kill) {
+    REFIT_ASSIGN(const Kill kill, parse_kill(k));
+    if (!f->shape_.slot(kill.who)) return Error(Code::kInvalid, "--kill " + k + ": there is no " + kill.who.to_string());
+    f->kills_.push_back(kill);
+  }
+  REFIT_ASSIGN(f->runtime_dir_, transport::make_runtime_dir(env, "demo"));
+  f->control_ = "ipc://" + f->runtime_dir_ + "/control";
+  const Hash128 job{env.random_u64(), env.random_u64()};
+  f->job_ = job.hex();
+  REFIT_ASSIGN(f->mover_, transport::make_mover("zmq", {.runtime_dir = f->runtime_dir_, .job = job, .member = ~0u, .incarnation = Incarnation(env.random_u64()), .name = "coordinator", .env = &env}));
+
+  std::int64_t largest = 0;
+  for (const auto& layout : {source, target})
+    for (std::int64_t r = 0; r < layout->world(); ++r) {
+      REFIT_ASSIGN(const model::RankLayout rank, layout->expand(Rank(static_cast<std::uint32_t>(r))));
+      std::int64_t bytes = 0;
+      for (const model::BufferSpec& b : rank.buffers) bytes += b.bytes;
+      largest = std::max(largest, bytes);
+    }
+  // A rank may hold its shard, one copy of it (shadow or snapshot) and the staging budget; never more.
+  f->budget_bytes_ = 2 * largest + options.staging_bytes;
+
+  sync::SyncOptions s;
+  s.job = job;
+  s.shape = f->shape_;
+  s.control_address = f->control_;
+  s.journal_path = f->runtime_dir_ + "/journal";
+  s.plan = {.bucket_bytes = options.bucket_bytes, .staging_bytes = options.staging_bytes, .partial = false, .files = false, .allow_cast = options.allow_cast};
+  s.proof_every = options.proof_every;
+  s.on_target_loss = options.on_loss_continue ? sync::OnTargetLoss::kContinue : sync::OnTargetLoss::kFail;
+  s.stall_timeout_s = options.stall_timeout_s;
+  s.total_timeout_s = options.total_timeout_s;
+  REFIT_ASSIGN(f->synchronizer_, sync::make_synchronizer(s, *f->mover_));
+
+  for (std::uint32_t m = 0; m < f->shape_.members(); ++m) {
+    REFIT_ASSIGN(Child child, f->launch(m, true));
+    f->children_.push_back(std::move(child));
+  }
+  for (Child& c : f->children_) {
+    Result<std::string> line = c.socket().receive(Deadline::after_s(kStartS));
+    if (!line.ok()) return Error(std::move(line).error()).at_peer(c.name()).at_stage("start");
+    const nlohmann::json j = nlohmann::json::parse(*line, nullptr, false);
+    if (!j.value("ok", false)) return Error(Code::kInvalid, j.value("error", std::string("did not start"))).at_peer(c.name()).at_stage("start");
+  }
+  return f;
+}
+
+Fleet::~Fleet() {
+  children_.clear();
+  if (synchronizer_) [[maybe_unused]] const Status s = synchronizer_->shutdown();
+  std::error_code ignored;
+  if (!runtime_dir_.empty()) std::filesystem::remove_all(runtime_dir_, ignored);
+}
+
+std::vector<nlohmann::json> Fleet::ask(const std::string& line, std::optional<Role> role, Deadline deadline) {
+  std::vector<nlohmann::json> out(children_.size());
+  std::vector<bool> asked(children_.size());
+  for (std::size_t m = 0; m < children_.size(); ++m)
+    asked[m] = (!role || name(m).role == *role) && children_[m].running() && children_[m].socket().send(line).ok();
+  for (std::size_t m = 0; m < children_.size(); ++m) {
+    if (!asked[m]) continue;
+    const Result<std::string> answer = children_[m].socket().receive(deadline);
+    if (answer.ok()) out[m] = nlohmann::json::parse(*answer, nullptr, false);
+  }
+  return out;
+}
+
+std::vector<std::string> Fleet::dead() {
+  std::vector<std::string> out;
+  for (Child& c : children_)
+    if (!c.running()) out.push_back(c.name() + " (" + c.ending() + ")");
+  return out;
+}
+
+Result<std::vector<std::string>> Fleet::revive() {
+  std::vector<std::string> out;
+  for (std::uint32_t m = 0; m < children_.size(); ++m) {
+    if (children_[m].running()) continue;
+    REFIT_ASSIGN(children_[m], launch(m, false));
+    Result<std::string> line = children_[m].socket().receive(Deadline::after_s(kStartS));
+    if (!line.ok()) return Error(std::move(line).error()).at_peer(children_[m].name()).at_stage("restart");
+    out.push_back(children_[m].name());
+  }
+  return out;
+}
+
+Status Fleet::stop() {
+  Status first;
+  for (Child& c : children_)
+    if (c.running()) [[maybe_unused]] const Status s = c.socket().send("quit");
+  for (Child& c : children_) {
+    const Status s = c.wait(Deadline::after_s(10));
+    if (!s.ok() && first.ok()) first = s;
+  }
+  const Status s = synchronizer_->shutdown();
+  return first.ok() ? s : first;
+}
+
+}  // namespace refit::cli

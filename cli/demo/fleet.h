@@ -1,0 +1,51 @@
+// The demo's processes and the synchronizer that steers them.
+#pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/demo/child.h"
+#include "cli/demo/demo_options.h"
+#include "sync/sync.h"
+#include "transport/transport.h"
+
+namespace refit::cli {
+
+class Fleet {
+ public:
+  static Result<std::unique_ptr<Fleet>> start(const DemoOptions& options, std::shared_ptr<const model::Layout> source, std::shared_ptr<const model::Layout> target);
+  ~Fleet();
+
+  sync::WeightSynchronizer& synchronizer() { return *synchronizer_; }
+  const std::string& address() const { return control_; }
+  std::size_t sources() const { return sources_; }
+  std::size_t size() const { return children_.size(); }
+  MemberName name(std::size_t member) const { return shape_.name(static_cast<std::uint32_t>(member)); }
+  Child& child(std::size_t member) { return children_[member]; }
+
+  // Sends a line to every member of a role (both: no role) that runs, then collects each answer as JSON by member.
+  // A member that does not answer by the deadline has a null.
+  std::vector<nlohmann::json> ask(const std::string& line, std::optional<Role> role, Deadline deadline);
+  // Starts again what has died. Returns the names.
+  Result<std::vector<std::string>> revive();
+  // How members that no longer run ended.
+  std::vector<std::string> dead();
+  Status stop();
+
+ private:
+  Fleet() = default;
+  Result<Child> launch(std::uint32_t member, bool with_kill);
+
+  DemoOptions options_;
+  std::vector<Kill> kills_;
+  coordinator::Shape shape_;
+  std::string runtime_dir_, control_, job_;
+  std::int64_t budget_bytes_ = 0;
+  std::size_t sources_ = 0;
+  std::unique_ptr<transport::Mover> mover_;
+  std::unique_ptr<sync::WeightSynchronizer> synchronizer_;
+  std::vector<Child> children_;
+};
+
+}  // namespace refit::cli
