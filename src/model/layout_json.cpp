@@ -154,7 +154,8 @@ Result<std::vector<BufferSpec>> read_buffers(const json& value, const std::strin
   for (const auto& [name, spec] : value.items()) {
     const std::string at = where + "['" + name + "']";
     REFIT_TRY(check_keys(spec, at, {{"bytes", true}, {"fill", false}, {"file", false}}));
-    BufferSpec b{.name = name};
+    BufferSpec b;
+    b.name = name;
     REFIT_ASSIGN(b.bytes, integer(spec["bytes"], at + ".bytes"));
     if (spec.contains("fill")) {
       REFIT_ASSIGN(const std::int64_t fill, integer(spec["fill"], at + ".fill"));
@@ -240,7 +241,10 @@ std::string write_explicit(const Catalogue& catalogue, const std::vector<RankLay
 Result<std::shared_ptr<const Layout>> read_layout(std::string_view text) {
   REFIT_ASSIGN(const json top, parse(text));
   if (!top.is_object()) return invalid("layout", "must be an object");
-  if (top.contains("recipe")) return read_recipe(text);
+  if (top.contains("recipe")) {
+    REFIT_TRY(check_keys(top, "layout", {{"recipe", true}}));
+    return read_recipe(top["recipe"].dump());
+  }
   return read_explicit(top);
 }
 
