@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -84,5 +85,7 @@ std::vector<Inexact> run_reference(std::span<const Job> jobs, std::span<Digest> 
 std::vector<std::string> available_isas();
 std::string chosen_isa();
 Status force_isa(std::string_view name);  // tests; kInvalid for a name this machine lacks
+// kInvalid when REFIT_FORCE_ISA names what this machine lacks: check it at start, run() stops the process otherwise.
+Status isa_status();
 
 }  // namespace refit::kernel

@@ -1,0 +1,117 @@
+// Tile transposes: the same interleave applied log2(n) times turns n registers of n lanes round; each register holds
+// two such groups of rows, so that a destination line is complete after two or four of them.
+#if defined(REFIT_KERNEL_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef REFIT_KERNEL_TRANSPOSE_INL_H_
+#undef REFIT_KERNEL_TRANSPOSE_INL_H_
+#else
+#define REFIT_KERNEL_TRANSPOSE_INL_H_
+#endif
+#include <algorithm>
+
+#include "hwy/highway.h"
+#include "kernel/ops.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace refit::kernel::HWY_NAMESPACE {
+#if HWY_TARGET == HWY_SCALAR
+inline void transpose_tile(const Tile& t) { transpose_scalar(t); }
+#else
+namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
+inline constexpr int kGroups = 2;  // 128-bit groups per register
+#else
+inline constexpr int kGroups = 1;
+#endif
+
+template <typename T>
+struct Turn {
+  static constexpr int kSide = 16 / static_cast<int>(sizeof(T));  // columns, and rows per group
+  static constexpr int kRows = kSide * kGroups;                   // rows per register set
+  static constexpr int kSets = 64 / (16 * kGroups);               // register sets per destination line
+  using D128 = hn::FixedTag<T, kSide>;
+  using D = hn::FixedTag<T, kSide * kGroups>;
+  using V = hn::Vec<D>;
+
+  static HWY_INLINE void load(const char* src, std::int64_t pitch, V* v) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kSide; ++i) {
+      const auto low = hn::LoadU(D128(), reinterpret_cast<const T*>(src + i * pitch));
+      if constexpr (kGroups == 2)
+        v[i] = hn::Combine(D(), hn::LoadU(D128(), reinterpret_cast<const T*>(src + (i + kSide) * pitch)), low);
+      else
+        v[i] = low;
+    }
+  }
+  static HWY_INLINE void turn(V* v) {
+    V t[kSide];
+#pragma GCC unroll 4
+    for (int step = 1; step < kSide; step *= 2) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kSide / 2; ++i) {
+        t[2 * i] = hn::InterleaveLower(D(), v[i], v[i + kSide / 2]);
+        t[2 * i + 1] = hn::InterleaveUpper(D(), v[i], v[i + kSide / 2]);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < kSide; ++i) v[i] = t[i];
+    }
+  }
+  // 64 bytes of each of kSide destination rows.
+  static HWY_INLINE void line(char* dst, std::int64_t dst_pitch, const char* src, std::int64_t pitch) {
+    V v[kSets][kSide];
+#pragma GCC unroll 4
+    for (int s = 0; s < kSets; ++s) {
+      load(src + s * kRows * pitch, pitch, v[s]);
+      turn(v[s]);
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < kSide; ++j)
+#pragma GCC unroll 4
+      for (int s = 0; s < kSets; ++s) hn::Stream(v[s][j], D(), reinterpret_cast<T*>(dst + j * dst_pitch) + s * kRows);
+  }
+  static HWY_INLINE void block(char* dst, std::int64_t dst_pitch, const char* src, std::int64_t pitch) {
+    V v[kSide];
+    load(src, pitch, v);
+    turn(v);
+#pragma GCC unroll 16
+    for (int j = 0; j < kSide; ++j) hn::StoreU(v[j], D(), reinterpret_cast<T*>(dst + j * dst_pitch));
+  }
+
+  static HWY_INLINE void tile(const Tile& t) {
+    const std::int64_t columns = t.columns / kSide * kSide;
+    const std::int64_t rows = t.rows / kRows * kRows;
+    for (std::int64_t j = 0; j < columns; j += kSide) {
+      char* dst = t.dst + j * t.dst_pitch;
+      const char* src = t.src + j * static_cast<std::int64_t>(sizeof(T));
+      if (t.stream) {
+        for (std::int64_t i = 0; i < t.rows; i += kSets * kRows) line(dst + i * t.item, t.dst_pitch, src + i * t.src_pitch, t.src_pitch);
+      } else {
+        for (std::int64_t i = 0; i < rows; i += kRows) block(dst + i * t.item, t.dst_pitch, src + i * t.src_pitch, t.src_pitch);
+      }
+    }
+    Tile rest = t;  // columns on the right, all rows
+    rest.dst += columns * t.dst_pitch;
+    rest.src += columns * t.item;
+    rest.columns -= columns;
+    if (rest.columns > 0) transpose_scalar(rest);
+    if (t.stream || rows == t.rows) return;
+    rest = t;  // rows at the bottom, left of those columns
+    rest.dst += rows * t.item;
+    rest.src += rows * t.src_pitch;
+    rest.rows -= rows;
+    rest.columns = columns;
+    transpose_scalar(rest);
+  }
+};
+
+inline void transpose_tile(const Tile& t) {
+  if (t.item == 1) return Turn<std::uint8_t>::tile(t);
+  if (t.item == 2) return Turn<std::uint16_t>::tile(t);
+  if (t.item == 4) return Turn<std::uint32_t>::tile(t);
+  Turn<std::uint64_t>::tile(t);
+}
+#endif
+
+}  // namespace refit::kernel::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif
