@@ -1,3 +1,4 @@
 // Front header of model: logical tensors, rules and layouts. Pure: header bytes in, no files.
 #pragma once
 #include "model/layout.h"
+#include "model/recipe.h"

@@ -1,0 +1,356 @@
+#include "model/rules/arrangement.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace refit::model {
+namespace {
+
+Error wrong(const std::string& what) { return Error(Code::kInternal, "rule program: " + what); }
+
+Piece whole_piece(int member, const Dims& shape) {
+  Piece p{.member = member, .expert = -1, .view = View::trivial(shape), .box = whole(shape), .places = {}, .base = Dims(shape.size(), 0)};
+  for (std::size_t a = 0; a < shape.size(); ++a) p.places.push_back({static_cast<int>(a), 1});
+  return p;
+}
+
+// Last array index + 1 that factors `order[k…]` of a piece reach from their start.
+std::int64_t span_of(const Piece& p, const std::vector<std::size_t>& order, std::size_t k) {
+  std::int64_t span = 1;
+  for (; k < order.size(); ++k) span += (p.box[order[k]].size() - 1) * p.places[order[k]].step;
+  return span;
+}
+
+// Boxes of `p` whose index on the cut axis lies in `keep`; `start` is the index of the first element so far. Steps nest
+// (a step is at least the span of the factors inside it), so each factor adds at most two partial edges.
+void keep_interval(const Piece& p, const std::vector<std::size_t>& order, std::size_t k, std::int64_t start, Interval keep, std::vector<Piece>& out) {
+  if (k == order.size()) {
+    if (start >= keep.lo && start < keep.hi) out.push_back(p);
+    return;
+  }
+  const std::size_t f = order[k];
+  const std::int64_t step = p.places[f].step, span = span_of(p, order, k + 1), n = p.box[f].size();
+  const auto narrowed = [&](std::int64_t lo, std::int64_t hi) {
+    Piece q = p;
+    q.box[f] = {p.box[f].lo + lo, p.box[f].lo + hi};
+    return q;
+  };
+  const std::int64_t full_lo = std::clamp<std::int64_t>(keep.lo <= start ? 0 : ceil_div(keep.lo - start, step), 0, n);
+  const std::int64_t room = keep.hi - span - start;
+  const std::int64_t full_hi = std::clamp<std::int64_t>(room < 0 ? 0 : room / step + 1, full_lo, n);
+  const auto edge = [&](std::int64_t i) {
+    if (i >= 0 && i < n) keep_interval(narrowed(i, i + 1), order, k + 1, start + i * step, keep, out);
+  };
+  edge(full_lo - 1);
+  if (full_hi > full_lo) out.push_back(narrowed(full_lo, full_hi));
+  edge(full_hi);
+}
+
+void cut_piece(const Piece& p, int axis, Interval keep, std::vector<Piece>& out) {
+  const auto a = static_cast<std::size_t>(axis);
+  std::vector<std::size_t> order;
+  for (std::size_t f = 0; f < p.places.size(); ++f)
+    if (p.places[f].axis == axis) order.push_back(f);
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return p.places[x].step > p.places[y].step; });
+  const std::size_t first = out.size();
+  keep_interval(p, order, 0, p.base[a], keep, out);
+  for (std::size_t i = first; i < out.size(); ++i) {
+    for (std::size_t f : order) out[i].base[a] += (out[i].box[f].lo - p.box[f].lo) * p.places[f].step;
+    out[i].base[a] -= keep.lo;
+  }
+}
+
+void cut_to(Arrangement& array, int axis, Interval keep) {
+  std::vector<Piece> kept;
+  for (const Piece& p : array.pieces)
+    if (!empty(p.box)) cut_piece(p, axis, keep, kept);
+  array.pieces = std::move(kept);
+  array.shape[static_cast<std::size_t>(axis)] = keep.size();
+}
+
+Status factor(Arrangement& array, int axis, const Dims& radices) {
+  if (array.pieces.size() != 1) return wrong("view of something other than a whole tensor");
+  Piece& p = array.pieces[0];
+  const auto a = static_cast<std::size_t>(axis);
+  if (!p.view.is_trivial() || p.box != whole(array.shape)) return wrong("view of a tensor that is not whole");
+  p.view.radices[a] = radices;
+  REFIT_TRY(p.view.validate(array.shape));
+  p.box = whole(p.view.extents());
+  p.places.clear();
+  const std::vector<int> axis_of = p.view.axis_of();
+  const Dims steps = p.view.steps();
+  for (std::size_t f = 0; f < steps.size(); ++f) p.places.push_back({axis_of[f], steps[f]});
+  return {};
+}
+
+Status append(Arrangement& into, Arrangement&& next, int axis) {
+  const auto a = static_cast<std::size_t>(axis);
+  for (std::size_t i = 0; i < into.shape.size(); ++i)
+    if (next.shape.size() != into.shape.size() || (i != a && next.shape[i] != into.shape[i])) return wrong("concat of different shapes");
+  for (Piece& p : next.pieces) {
+    p.base[a] += into.shape[a];
+    into.pieces.push_back(std::move(p));
+  }
+  into.shape[a] += next.shape[a];
+  return {};
+}
+
+// Widens the outer factor's step on `axis` from the array's own slice to the whole group's.
+Result<std::int64_t> slice_of(const Arrangement& array, int axis, std::int64_t groups) {
+  const std::int64_t extent = array.shape[static_cast<std::size_t>(axis)];
+  if (groups <= 0 || extent % groups != 0) return wrong("interleave of different outer extents");
+  return extent / groups;
+}
+
+Result<Arrangement> interleave_all(std::vector<Arrangement> arrays, int axis) {
+  const auto a = static_cast<std::size_t>(axis);
+  const std::int64_t groups = arrays[0].pieces.at(0).view.radices.at(a).at(0);
+  std::int64_t slot = 0, total = 0;
+  std::vector<std::int64_t> slices;
+  for (const Arrangement& array : arrays) {
+    REFIT_ASSIGN(slices.emplace_back(), slice_of(array, axis, groups));
+    total += slices.back();
+  }
+  Arrangement out{.shape = arrays[0].shape, .pieces = {}, .cast = {}};
+  out.shape[a] = groups * total;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    for (Piece& p : arrays[i].pieces) {
+      if (p.view.radices.at(a).size() < 2 || p.view.radices[a][0] != groups) return wrong("interleave needs one outer factor");
+      for (Piece::Place& place : p.places)
+        if (place.axis == axis && place.step == slices[i]) {
+          place.step = total;
+          break;
+        }
+      p.base[a] += slot;
+      out.pieces.push_back(std::move(p));
+    }
+    slot += slices[i];
+  }
+  return out;
+}
+
+Arrangement stack_experts(const Arrangement& one, Interval experts) {
+  Arrangement out{.shape = one.shape, .pieces = {}, .cast = one.cast};
+  out.shape.insert(out.shape.begin(), experts.size());
+  for (std::int64_t e = experts.lo; e < experts.hi; ++e)
+    for (Piece p : one.pieces) {
+      p.expert = e;
+      for (Piece::Place& place : p.places) place.axis += place.axis >= 0 ? 1 : 0;
+      p.base.insert(p.base.begin(), e - experts.lo);
+      out.pieces.push_back(std::move(p));
+    }
+  return out;
+}
+
+Status permute(Arrangement& array, const Dims& order) {
+  Dims inverse(order.size());
+  std::vector<bool> seen(order.size(), false);
+  if (order.size() != array.shape.size()) return wrong("permute of another number of axes");
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const auto from = static_cast<std::size_t>(order[i]);
+    if (from >= order.size() || seen[from]) return wrong("permute order is no permutation");
+    seen[from] = true;
+    inverse[from] = static_cast<std::int64_t>(i);
+  }
+  const auto moved = [&](const Dims& d) {
+    Dims out(d.size());
+    for (std::size_t i = 0; i < d.size(); ++i) out[i] = d[static_cast<std::size_t>(order[i])];
+    return out;
+  };
+  array.shape = moved(array.shape);
+  for (Piece& p : array.pieces) {
+    p.base = moved(p.base);
+    for (Piece::Place& place : p.places)
+      if (place.axis >= 0) place.axis = static_cast<int>(inverse[static_cast<std::size_t>(place.axis)]);
+  }
+  return {};
+}
+
+Status squeeze(Arrangement& array, int axis) {
+  if (array.shape[static_cast<std::size_t>(axis)] != 1) return Error(Code::kInvalid, "axis " + std::to_string(axis) + " to squeeze is longer than 1");
+  array.shape.erase(array.shape.begin() + axis);
+  for (Piece& p : array.pieces) {
+    p.base.erase(p.base.begin() + axis);
+    for (Piece::Place& place : p.places) place.axis = place.axis == axis ? -1 : place.axis - (place.axis > axis ? 1 : 0);
+  }
+  return {};
+}
+
+// Runs a program; one method per kind of op.
+class Machine {
+ public:
+  Machine(const Program& program, const Frame& frame) : program_(program), frame_(frame) {}
+
+  Result<Arrangement> run() {
+    for (at_ = 0; at_ < program_.size(); ++at_) REFIT_TRY(step(program_[at_]));
+    if (stack_.size() != 1) return wrong("ends with " + std::to_string(stack_.size()) + " arrays");
+    return std::move(stack_.back());
+  }
+
+ private:
+  Status step(const Op& op) {
+    if (op.code == OpCode::kLoad) return load(op);
+    const bool joins = op.code == OpCode::kConcat || op.code == OpCode::kInterleave;
+    if (stack_.empty() || (joins && (op.count < 1 || stack_.size() < static_cast<std::size_t>(op.count)))) return wrong("takes more arrays than there are");
+    if (op.code != OpCode::kStack && static_cast<std::size_t>(op.axis) >= std::max<std::size_t>(1, top().shape.size())) return wrong("axis out of range");
+    switch (op.code) {
+      case OpCode::kView: {
+        REFIT_ASSIGN(const Dims radices, evaluate_terms(op.term, *frame_.symbols));
+        return factor(top(), op.axis, radices);
+      }
+      case OpCode::kCut: {
+        REFIT_ASSIGN(const Interval keep, interval(op.cut, top().shape[static_cast<std::size_t>(op.axis)]));
+        cut_to(top(), op.axis, keep);
+        return {};
+      }
+      case OpCode::kPad: return pad(op);
+      case OpCode::kConcat: return concat(op);
+      case OpCode::kInterleave: {
+        REFIT_ASSIGN(Arrangement joined, interleave_all(take(op.count), op.axis));
+        stack_.push_back(std::move(joined));
+        return {};
+      }
+      case OpCode::kStack: return stack();
+      case OpCode::kPermute: {
+        REFIT_ASSIGN(const Dims order, evaluate_terms(op.term, *frame_.symbols));
+        return permute(top(), order);
+      }
+      case OpCode::kSqueeze: return squeeze(top(), op.axis);
+      case OpCode::kCast: {
+        top().cast = dtype_from_string(op.term);
+        if (!top().cast) return wrong("cast to an unknown dtype");
+        return {};
+      }
+      case OpCode::kLoad: break;
+    }
+    return wrong("unknown op");
+  }
+
+  Arrangement& top() { return stack_.back(); }
+  std::vector<Arrangement> take(int count) {
+    const auto first = stack_.end() - count;
+    std::vector<Arrangement> out(std::make_move_iterator(first), std::make_move_iterator(stack_.end()));
+    stack_.erase(first, stack_.end());
+    return out;
+  }
+  Result<Interval> interval(const Cut& cut, std::int64_t extent) const {
+    return cut_interval(cut, extent, frame_.mesh->part(cut.over, *frame_.at), *frame_.symbols);
+  }
+
+  Status load(const Op& op) {
+    if (static_cast<std::size_t>(op.count) >= frame_.members.size()) return wrong("loads a member that the row lacks");
+    const Dims& shape = frame_.members[static_cast<std::size_t>(op.count)];
+    stack_.push_back({.shape = shape, .pieces = {whole_piece(op.count, shape)}, .cast = {}});
+    return {};
+  }
+  Status pad(const Op& op) {
+    REFIT_ASSIGN(const std::int64_t multiple, evaluate_term(op.term, *frame_.symbols));
+    std::int64_t& extent = top().shape[static_cast<std::size_t>(op.axis)];
+    const auto padded = multiple > 0 ? checked_mul(ceil_div(extent, multiple), multiple) : std::nullopt;
+    if (!padded) return Error(Code::kInvalid, "an axis padded to a multiple of " + std::to_string(multiple) + " passes 2^63");
+    extent = *padded;
+    return {};
+  }
+  Status concat(const Op& op) {
+    std::vector<Arrangement> arrays = take(op.count);
+    for (std::size_t i = 1; i < arrays.size(); ++i) REFIT_TRY(append(arrays[0], std::move(arrays[i]), op.axis));
+    stack_.push_back(std::move(arrays[0]));
+    return {};
+  }
+  // Cuts of the expert axis that follow choose the experts before they are laid: same meaning, no work for the others.
+  Status stack() {
+    Interval experts{0, frame_.experts};
+    while (at_ + 1 < program_.size() && program_[at_ + 1].code == OpCode::kCut && program_[at_ + 1].axis == 0) {
+      REFIT_ASSIGN(const Interval keep, interval(program_[++at_].cut, experts.size()));
+      experts = {experts.lo + keep.lo, experts.lo + keep.hi};
+    }
+    top() = stack_experts(top(), experts);
+    return {};
+  }
+
+  const Program& program_;
+  const Frame& frame_;
+  std::size_t at_ = 0;
+  std::vector<Arrangement> stack_;
+};
+
+}  // namespace
+
+Result<Interval> cut_interval(const Cut& cut, std::int64_t extent, Mesh::Part part, const Symbols& symbols) {
+  const auto chunk = [&](std::int64_t size) {
+    const std::int64_t lo = size > 0 && part.index > extent / size ? extent : std::min(part.index * size, extent);
+    return Interval{lo, std::min(lo + size, extent)};
+  };
+  std::int64_t units = 1;
+  if (!cut.units.empty()) {
+    REFIT_ASSIGN(units, evaluate_term(cut.units, symbols));
+  }
+  switch (cut.rule) {
+    case CutRule::kEven:
+      if (extent % part.count != 0)
+        return Error(Code::kInvalid, "an extent of " + std::to_string(extent) + " does not divide by " + std::string(cut.over) + "=" + std::to_string(part.count));
+      return chunk(extent / part.count);
+    case CutRule::kChunk: return chunk(ceil_div(extent, part.count));
+    case CutRule::kBlock: return chunk(ceil_div(ceil_div(extent, part.count), units) * units);
+    case CutRule::kLinear: {
+      const std::int64_t base = extent / part.count, rest = extent % part.count;
+      const std::int64_t lo = part.index * base + std::min(part.index, rest);
+      return Interval{lo, lo + base + (part.index < rest ? 1 : 0)};
+    }
+    case CutRule::kShare: {
+      const std::int64_t most = std::max(units, part.count), least = std::min(units, part.count);
+      if (units < 1 || most % least != 0 || extent % units != 0)
+        return Error(Code::kInvalid, std::to_string(units) + " heads and " + std::string(cut.over) + "=" + std::to_string(part.count) + ": neither divides the other");
+      const std::int64_t copies = part.count > units ? part.count / units : 1;
+      const std::int64_t rows = extent / units * (units > part.count ? units / part.count : 1);
+      return Interval{part.index / copies * rows, part.index / copies * rows + rows};
+    }
+  }
+  return wrong("unknown cut");
+}
+
+Result<Arrangement> run(const Program& program, const Frame& frame) { return Machine(program, frame).run(); }
+
+Lie lie_of(const Piece& piece, const Dims& shape) {
+  Dims axis_stride(shape.size(), 1);
+  for (std::size_t a = shape.size(); a-- > 1;) axis_stride[a - 1] = axis_stride[a] * shape[a];
+  Lie out;
+  for (std::size_t a = 0; a < shape.size(); ++a) out.offset += piece.base[a] * axis_stride[a];
+  std::size_t f = 0;
+  for (const Dims& radices : piece.view.radices) {
+    Dims& kept = out.view.radices.emplace_back();
+    for (std::size_t i = 0; i < radices.size(); ++i, ++f) {
+      const Piece::Place& place = piece.places[f];
+      const std::int64_t stride = place.axis < 0 ? 0 : place.step * axis_stride[static_cast<std::size_t>(place.axis)];
+      const Interval inner = piece.box[f];
+      if (i > 0) {
+        Interval& outer = out.box.back();
+        const bool nests = inner == Interval{0, radices[i]} && out.strides.back() == radices[i] * stride;
+        if (outer.size() == 1 || nests) {
+          outer = {outer.lo * radices[i] + inner.lo, (outer.hi - 1) * radices[i] + inner.hi};
+          out.strides.back() = stride;
+          kept.back() *= radices[i];
+          continue;
+        }
+      }
+      kept.push_back(radices[i]);
+      out.box.push_back(inner);
+      out.strides.push_back(stride);
+    }
+  }
+  return out;
+}
+
+std::string to_string(const Program& program) {
+  static constexpr std::string_view kOps[] = {"load", "view", "cut", "pad", "concat", "interleave", "stack", "permute", "squeeze", "cast"};
+  static constexpr std::string_view kCuts[] = {"even", "chunk", "block", "share", "linear"};
+  std::string out;
+  for (const Op& op : program) {
+    out += std::string(out.empty() ? "" : " ") + std::string(kOps[static_cast<std::size_t>(op.code)]);
+    if (op.code == OpCode::kCut) out += "." + std::string(kCuts[static_cast<std::size_t>(op.cut.rule)]);
+    out += "(" + std::to_string(op.axis) + "," + std::to_string(op.count) + "," + std::string(op.cut.over) + "," + std::string(op.cut.units) + "," + std::string(op.term) + ")";
+  }
+  return out;
+}
+
+}  // namespace refit::model

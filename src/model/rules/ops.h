@@ -1,0 +1,63 @@
+// The rule vocabulary as data: a rule is a short postfix program over arrays of logical tensors. It has one meaning (which
+// element lies where), so loading and refitting are the same rule and nobody writes an inverse.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace refit::model {
+
+// How an axis is divided among the n coordinates of some mesh axes.
+enum class CutRule : std::uint8_t {
+  kEven,    // equal parts; an extent that does not divide is refused
+  kChunk,   // ceil(extent/n) each, later parts short or empty (torch.chunk, DTensor, FSDP2)
+  kBlock,   // as kChunk with the part rounded up to `units`
+  kShare,   // `units` heads: whole heads per part, or, with more parts than heads, each head on n/units neighbours
+  kLinear,  // extent/n each, the remainder one each to the first parts (a table of ranges)
+};
+
+// `over` names mesh axes joined by '*', the last varying fastest: "tp", "dp*tp".
+struct Cut {
+  CutRule rule = CutRule::kEven;
+  std::string_view over = {};
+  std::string_view units = {};
+};
+
+enum class OpCode : std::uint8_t {
+  kLoad, kView, kCut, kPad, kConcat, kInterleave, kStack, kPermute, kSqueeze, kCast
+};
+
+struct Op {
+  OpCode code = OpCode::kLoad;
+  int axis = 0;
+  int count = 0;          // kLoad: member of the row; kConcat, kInterleave: arrays taken from the stack
+  Cut cut = {};           // kCut
+  std::string_view term = {};  // kView: radices; kPad: multiple; kPermute: order; kCast: dtype
+};
+using Program = std::vector<Op>;
+
+namespace op {
+// Push member `i` of the row, whole.
+inline Op load(int i) { return {.code = OpCode::kLoad, .count = i}; }
+// Factor an axis of a whole tensor: rows = "Hkv,qpg*hd".
+inline Op view(int axis, std::string_view radices) { return {.code = OpCode::kView, .axis = axis, .term = radices}; }
+inline Op cut(int axis, CutRule rule, std::string_view over, std::string_view units = "") {
+  return {.code = OpCode::kCut, .axis = axis, .cut = {rule, over, units}};
+}
+// Lengthen an axis to a multiple; no holding lies there, so the buffer's fill is what it reads.
+inline Op pad(int axis, std::string_view multiple) { return {.code = OpCode::kPad, .axis = axis, .term = multiple}; }
+inline Op concat(int axis, int count) { return {.code = OpCode::kConcat, .axis = axis, .count = count}; }
+// Factored arrays with one outer extent: step g holds slice g of each, in order.
+inline Op interleave(int axis, int count) { return {.code = OpCode::kInterleave, .axis = axis, .count = count}; }
+// All experts of the layer along a new axis 0.
+inline Op stack() { return {.code = OpCode::kStack}; }
+inline Op permute(std::string_view order) { return {.code = OpCode::kPermute, .term = order}; }
+inline Op squeeze(int axis) { return {.code = OpCode::kSqueeze, .axis = axis}; }
+inline Op cast(std::string_view dtype) { return {.code = OpCode::kCast, .term = dtype}; }
+}  // namespace op
+
+// Canonical text of a program, for digests and messages.
+std::string to_string(const Program& program);
+
+}  // namespace refit::model

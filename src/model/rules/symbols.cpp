@@ -1,0 +1,51 @@
+#include "model/rules/symbols.h"
+
+#include <charconv>
+
+namespace refit::model {
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> out;
+  for (;;) {
+    const std::size_t at = text.find(separator);
+    out.push_back(text.substr(0, at));
+    if (at == std::string_view::npos) return out;
+    text.remove_prefix(at + 1);
+  }
+}
+
+std::optional<std::int64_t> parse_number(std::string_view text) {
+  if (text.empty() || (text.size() > 1 && text[0] == '0') || text[0] < '0' || text[0] > '9') return std::nullopt;
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+Result<std::int64_t> evaluate_term(std::string_view term, const Symbols& symbols) {
+  std::int64_t product = 1;
+  for (std::string_view part : split(term, '*')) {
+    std::int64_t value = 0;
+    if (const auto number = parse_number(part)) {
+      value = *number;
+    } else {
+      const auto found = symbols.find(part);
+      if (found == symbols.end()) return Error(Code::kInternal, "rule table names an unknown size '" + std::string(part) + "'");
+      value = found->second;
+    }
+    const auto next = checked_mul(product, value);
+    if (!next) return Error(Code::kInvalid, "size " + std::string(term) + " passes 2^63");
+    product = *next;
+  }
+  return product;
+}
+
+Result<Dims> evaluate_terms(std::string_view terms, const Symbols& symbols) {
+  Dims out;
+  for (std::string_view term : split(terms, ',')) {
+    REFIT_ASSIGN(out.emplace_back(), evaluate_term(term, symbols));
+  }
+  return out;
+}
+
+}  // namespace refit::model

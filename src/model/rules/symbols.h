@@ -1,0 +1,26 @@
+// Numbers by name: what shapes and rules in tables are written in ("Hq*hd", "64", "vocab_multiple*tp").
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/core.h"
+
+namespace refit::model {
+
+using Symbols = std::map<std::string, std::int64_t, std::less<>>;
+
+std::vector<std::string_view> split(std::string_view text, char separator);
+
+// Product of symbols and integers. Errors: kInvalid on overflow; an unknown symbol is a mistake in a table.
+Result<std::int64_t> evaluate_term(std::string_view term, const Symbols& symbols);
+// Terms separated by commas.
+Result<Dims> evaluate_terms(std::string_view terms, const Symbols& symbols);
+
+// Decimal digits only, no sign or leading zero, within int64.
+std::optional<std::int64_t> parse_number(std::string_view text);
+
+}  // namespace refit::model
