@@ -54,12 +54,14 @@ struct Landing {
 };
 
 struct Bucket {
-  BucketId id;                   // unique within the sender
+  BucketId id;                   // unique within the sender, ascending, not dense
   Rank sender;
   std::vector<Rank> recipients;  // ascending
   std::uint32_t first_piece = 0, pieces = 0;
   std::int64_t bytes = 0;        // packed, each start aligned to its item size
 };
+
+inline constexpr std::uint32_t kNoTwin = 0xffffffffu;
 
 // What a source digests when it seals: boxes it holds, each once per rank, for the version digest (counted: this rank
 // is the lowest owner) and for comparing replicas (group: hash of the owners' ranks; 0 when it is the only owner).
@@ -72,6 +74,9 @@ struct SealBox {
   bool counted = false;
   std::uint64_t group = 0;
   std::vector<Rank> owners;      // filled only when there are several
+  // Index of the seal box of this rank that holds the same logical box in another storage (a tie, a second holding):
+  // both must digest equal. kNoTwin for the first or only one; twins are neither counted nor in a group.
+  std::uint32_t twin = kNoTwin;
 };
 
 enum class Side : std::uint8_t { kSource, kTarget };
@@ -81,16 +86,24 @@ struct RankPlan {
   PlanId id;
   Side side = Side::kTarget;
   Rank rank;
+  // What TensorId means in this plan: the names of both sides in byte order (a side's own catalogue when they agree).
+  // Tied tensors travel under their lowest name.
+  std::shared_ptr<const model::Catalogue> catalogue;
   std::vector<Geometry> geometries;
   std::vector<Dims> origins;
   std::vector<Piece> pieces;     // bucket after bucket
   std::vector<Landing> landings;
   std::vector<Bucket> buckets;   // a source: what it sends; a target: what it receives; by (sender, id)
   std::vector<SealBox> seal;     // sources only
-  std::int64_t bytes_needed = 0, bytes_moved = 0;
+  std::int64_t bytes_needed = 0;  // a target: each distinct logical byte once. A source: what it sends, each once
+  std::int64_t bytes_moved = 0;   // summed over recipients
+  std::int64_t bucket_limit = 0;  // largest bucket of this plan, equal on all ranks
   // Hash of the bucket list shared with one peer; both sides compute the same number.
   std::map<std::uint32_t, Hash128> shared_with;
 };
+
+// Does an allow_cast pattern (a name in which `*` stands for any text) name this tensor?
+bool cast_allowed(const Options& options, const std::string& tensor);
 
 // Errors list every hole, overlap, unknown name, shape or dtype disagreement with both owners (joined, at most 20 shown
 // with the total count).
@@ -112,7 +125,9 @@ struct World {
   bool by_host = false;            // above 4,096 pairs
   std::vector<std::string> hosts;  // names of host ordinals
   std::vector<std::string> unwanted;
-  std::int64_t bound_bytes = 0;    // the most that any one rank must send or receive
+  // The most that any one rank must send (each piece once, however many receive it) or receive.
+  std::int64_t bound_bytes = 0;
+  std::int64_t bucket_limit = 0;
 };
 Result<World> make_world(const model::Layout& source, const model::Layout& target, const Options& options);
 

@@ -1,0 +1,47 @@
+// Inside plan: the pieces of a class before bucket sizes are known: which owner sends what to whom.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "plan/frame.h"
+
+namespace refit::plan {
+
+inline constexpr std::int64_t kRotateBelowBytes = 64 << 10;  // smaller pieces go whole, from owners in turn
+
+struct DraftPiece {
+  Box box;
+  std::uint32_t overlap = 0;     // into Frame::overlaps
+  std::uint32_t owners = 0;      // into Draft::owners
+  std::int32_t turn = 0;         // which owner sends; -1: the tensor ordinal decides
+  std::uint32_t recipients = 0;  // a group of the frame, or a set of `sets` when that is filled
+};
+
+struct Draft {
+  std::vector<std::vector<Owner>> owners;
+  std::vector<DraftPiece> pieces;  // in order of origin
+  std::vector<Ranks> sets;         // filled when hosts or overlapping cells decide who receives together
+  // The owner that sends a piece of the tensor with this ordinal.
+  const Owner& sender(const DraftPiece& p, std::uint32_t ordinal) const {
+    const auto& list = owners[p.owners];
+    return list[p.turn >= 0 ? static_cast<std::size_t>(p.turn) : ordinal % list.size()];
+  }
+};
+
+struct DraftInput {
+  const Frame& frame;
+  const OwnerTable& source;
+  const OwnerTable& target;
+  const Hosts& hosts;
+  std::int64_t item = 0;      // bytes of a wire element
+  std::int64_t instance = 0;  // target ranks per instance
+};
+
+// True when a draft depends on who the recipients are, not only on the frame and the source's owners.
+bool needs_targets(const Frame& frame, const Hosts& hosts);
+Draft make_draft(const DraftInput& in);
+
+// A piece cut so that each part fits a bucket of `limit` bytes; parts are boxes, in row-major order.
+std::vector<Box> split_box(const Box& box, std::int64_t item, std::int64_t limit);
+
+}  // namespace refit::plan

@@ -1,0 +1,107 @@
+// Inside plan: both layouts as classes of tensors; every public function starts here.
+#pragma once
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/draft.h"
+#include "plan/plan.h"
+
+namespace refit::plan {
+
+// One logical tensor, or the several that ties make one.
+struct Group {
+  std::uint32_t ordinal = 0;               // of its lowest name, in byte order of all names
+  std::vector<std::uint32_t> source, target;  // ordinals in either side's own catalogue
+};
+
+// Tensors of equal patterns on both sides.
+struct TensorClass {
+  Dims shape;
+  DType dtype = DType::kBF16;
+  Composite source, target;
+  const OwnerTable* source_owners = nullptr;
+  const OwnerTable* target_owners = nullptr;
+  const Frame* frame = nullptr;
+  const Draft* draft = nullptr;
+  std::vector<std::uint32_t> sets;     // DraftPiece::recipients -> RankSets
+  std::vector<std::uint32_t> groups;   // its tensors, ascending
+  std::int64_t item = 0;
+};
+
+// Errors as they are found; `text()` shows at most 20 and the total.
+class Findings {
+ public:
+  void add(std::string text, const std::string& tensor = {}) {
+    if (list_.empty()) tensor_ = tensor;
+    list_.push_back(std::move(text));
+  }
+  bool empty() const { return list_.empty(); }
+  Error error() const;
+
+ private:
+  std::vector<std::string> list_;
+  std::string tensor_;
+};
+
+// *thread-compatible*; immutable after make().
+class Planner {
+ public:
+  static Result<std::unique_ptr<Planner>> make(const model::Layout& source, const model::Layout& target, const Options& options);
+
+  const model::Layout& source() const { return *source_; }
+  const model::Layout& target() const { return *target_; }
+  const Options& options() const { return options_; }
+  const Hosts& hosts() const { return hosts_; }
+  const RankSets& sets() const { return sets_; }
+  const std::vector<Group>& groups() const { return groups_; }
+  const std::vector<TensorClass>& classes() const { return classes_; }
+  const std::vector<std::uint32_t>& class_of() const { return class_of_; }  // per group; kNone: nothing moves
+  const std::vector<std::string>& unwanted() const { return unwanted_; }
+  std::shared_ptr<const model::Catalogue> catalogue() const { return catalogue_; }
+  const std::string& name(const Group& g) const { return catalogue_->tensors[g.ordinal].name; }
+  std::int64_t limit() const { return limit_; }
+  std::int64_t instance() const { return target_->world() / target_->instances(); }
+  // Bucket ids: tensor ordinal above, position of the bucket's first piece in its tensor below.
+  int position_bits() const { return position_bits_; }
+
+  // Adds a finding for each cell of a class (of one rank, or of all) that no source holds.
+  void find_holes(const TensorClass& c, const Ranks* only, Findings& out) const;
+
+  static constexpr std::uint32_t kNone = 0xffffffffu;
+
+ private:
+  Planner() = default;
+  Status build();
+  void match_names(Findings& out);
+  Status classify(Findings& out);
+  Result<std::uint32_t> class_for(const Group& g);
+  Status complete(TensorClass& c, const std::vector<std::uint32_t>& source_key, const std::vector<std::uint32_t>& target_key);
+  Status choose_limit();
+
+  const model::Layout* source_ = nullptr;
+  const model::Layout* target_ = nullptr;
+  Options options_;
+  Hosts hosts_;
+  RankSets sets_;
+  std::shared_ptr<model::Catalogue> catalogue_;
+  std::vector<Group> groups_;
+  std::vector<std::uint32_t> class_of_;
+  std::vector<TensorClass> classes_;
+  std::vector<std::string> unwanted_;
+  std::int64_t limit_ = 0;
+  int position_bits_ = 0;
+
+  // Interned by pattern number or by the shards without their owners.
+  using Key = std::vector<std::uint32_t>;
+  std::vector<std::uint32_t> source_shape_, target_shape_;  // pattern -> number of its shape
+  std::map<std::pair<Key, Key>, std::uint32_t> class_by_patterns_;
+  std::map<Key, OwnerTable> source_owners_, target_owners_;
+  std::map<std::pair<Key, Key>, Frame> frames_;
+  std::map<std::pair<Key, Key>, Draft> drafts_;
+};
+
+}  // namespace refit::plan
