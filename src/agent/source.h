@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct SourceState {
   bool lent = false;                 // memory is exposed and not withdrawn
   bool held = false;                 // trainer must not write: from Prepare until Release (unless it snapshots)
   std::optional<Error> revoked;      // why the lend was taken back early
+  std::optional<std::pair<Txn, Error>> left;  // a no of the last round, told again when the coordinator asks again
   std::int64_t lend_deadline_ns = 0;
   std::uint32_t busy = 0;            // bit per SourceTask that has not reported yet
   wire::Heartbeat progress;

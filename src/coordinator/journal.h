@@ -1,5 +1,6 @@
-// The coordinator's journal: the only durable state of a job. Append-only records, each with length, epoch and hash; a
-// torn tail is cut, a record of a lower epoch after a higher one is ignored (C13, C14). *pure*: the driver does the I/O.
+// The coordinator's journal: the only durable state of a job. Append-only frames of records, each with length, epoch and
+// hash; a torn tail is cut, a frame of a lower epoch after a higher one is ignored (C13, C14). *pure*: the driver does
+// the I/O.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -62,7 +63,8 @@ struct Record {
   friend bool operator==(const Record&, const Record&) = default;
 };
 
-wire::Bytes encode(const Record& record);
+// One append: all records share one length and one hash, so that they are durable together or not at all. All must have
+// the same epoch. The driver syncs every append before the next one.
 wire::Bytes encode(std::span<const Record> records);
 
 struct JournalState {

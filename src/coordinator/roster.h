@@ -28,6 +28,8 @@ struct Slot {
   std::int64_t heard_ns = 0;
   wire::Heartbeat heartbeat;
   Txn inside;                                // round it last said to be in
+  std::int64_t gone_ns = 0;                  // since when nobody is here
+  std::int64_t configured_ns = 0;            // when Configure was last sent
   bool ready = false;                        // Ready for the current layout epoch
   PlanId plan;
   std::vector<Error> refused;                // PlanRefused for the current layout epoch

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -69,7 +70,7 @@ struct Part {
   std::uint32_t member = 0;
   Incarnation incarnation;
   Progressed at = Progressed::kBegun;
-  bool committed_told = false;        // source: answered Committed or left
+  bool yes = false;
   wire::Sealed sealed;                // source
   std::optional<wire::Staged> staged; // target
   std::optional<wire::Applied> applied;
@@ -83,7 +84,8 @@ struct Replica {
   bool evicted = false;               // before the decision, with continue
   std::optional<Error> failed;        // after the decision: fenced, to be repaired by the next round
   bool copy_told = false, open_told = false;
-  std::int64_t gate_deadline_ns = 0;  // 0: not armed
+  std::int64_t gate_deadline_ns = 0;
+  bool out_told = false;              // its eviction is durable
 };
 
 struct Round {
@@ -93,7 +95,7 @@ struct Round {
   wire::Digest4 digest;               // sum of the sources' numbers
   std::vector<Part> parts;            // ascending by member
   std::vector<Replica> replicas;
-  std::vector<Seat> evicted;
+  std::map<Hash128, std::pair<wire::Digest4, std::uint32_t>> groups;  // replica group → digest, first owner (C10)
   std::int64_t stage_since_ns = 0, total_deadline_ns = 0;
   bool committed = false, recovered = false;
   bool reported = false;              // the call has returned; finishing goes on
@@ -118,21 +120,31 @@ struct Dropped {
   std::uint64_t foreign_job = 0, wrong_party = 0, old_epoch = 0, old_incarnation = 0, old_txn = 0, unexpected = 0;
 };
 
+enum class Purpose : std::uint8_t { kOpen, kBegin, kCommit, kAbort, kEvict, kEnd };
+struct Pending {
+  std::uint64_t ticket = 0;
+  Purpose purpose = Purpose::kOpen;
+  std::vector<Record> records;
+};
+
 struct State {
   Config config;
   Stage stage = Stage::kOpening;
-  JournalState journal;               // as durable or as being appended
+  JournalState journal;               // as durable
+  std::uint64_t highest_number = 0;   // journal's, begun and members' (C18)
   Epoch epoch;
   std::vector<Slot> slots;
   std::map<std::uint32_t, std::uint32_t> by_connection;  // connection → member
   LayoutEpoch layout_epoch;
   std::uint64_t layout_changes = 0;
-  bool configured = false;            // Configure of layout_epoch is out
-  PlanId plan;                        // agreed plan; zero until all are Ready
+  Hash128 roster;                     // identity of the membership that layout_epoch was made for
+  std::vector<std::uint32_t> seated;  // its members, ascending
+  wire::Configure configure;          // as sent
+  std::vector<Seat> out;              // evicted incarnations that have not come back fenced or empty
   std::optional<BeginRound> call;     // a call in hand
   std::int64_t join_deadline_ns = 0;
   std::optional<Round> round;         // in hand, or committed and unfinished
-  std::uint64_t ticket = 0;           // of the outstanding append; 0: none
+  std::vector<Pending> pending;       // appends that are not durable yet, in order
   std::uint64_t tickets = 0;
   std::vector<VerifyCall> verifies;
   std::uint64_t nonces = 0;
@@ -161,9 +173,9 @@ struct Event {
 
 // ---- actions --------------------------------------------------------------------------------------------------------
 struct Send { std::uint32_t connection; wire::Envelope envelope; };
-// Append the encoded records; with `sync` make them durable and feed Appended or AppendFailed back. Appends keep their
-// order. Without `sync` (presumed outcomes) only a failure is fed back. `reserve_bytes` > 0: reserve first.
-struct Append { std::uint64_t ticket; std::vector<Record> records; bool sync = true; std::int64_t reserve_bytes = 0; };
+// Append encode(records), sync, and feed Appended or AppendFailed back. One after another, in this order; after a failure
+// nothing more is appended. `reserve_bytes` > 0: File::reserve first.
+struct Append { std::uint64_t ticket; std::vector<Record> records; std::int64_t reserve_bytes = 0; };
 struct ReadEpoch {};                             // re-read the highest epoch in the journal → EpochRead
 struct Report { RoundResult result; };           // the call returns this
 struct Finished { Txn txn; bool all_applied; };  // a round that was reported incomplete came to its end later

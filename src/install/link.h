@@ -2,6 +2,7 @@
 // envelopes may be acted on at all. Shared by both step functions. *pure*.
 #pragma once
 #include <cstdint>
+#include <optional>
 
 #include "core/core.h"
 #include "wire/wire.h"
@@ -35,6 +36,8 @@ struct Link {
   LayoutEpoch layout_epoch;    // of the last Configure
   PlanId plan;                 // set by plan_made
   bool planned = false;        // plan of layout_epoch is ready
+  bool rejected = false;       // refused for good: no Hello until the next connection
+  std::optional<Error> refused;  // why the coordinator did not admit us, last heard
   Txn seen;                    // highest round begun or closed here: an older or equal Begin is stale (C4)
   std::int64_t last_sent_ns = 0;
   friend bool operator==(const Link&, const Link&) = default;
@@ -42,8 +45,15 @@ struct Link {
 
 // True when the envelope comes from the coordinator this member follows, under its epoch. Otherwise counts and drops.
 bool accept(const Link& link, const Identity& self, const wire::Envelope& envelope, Ignored& ignored);
-// Takes a Welcome: the epoch may rise, never fall; another lineage than the one we hold bytes of is refused.
-Status take_welcome(Link& link, const wire::Envelope& envelope, const wire::Welcome& welcome);
+// Takes a Welcome: the coordinator epoch and the membership epoch may rise, never fall; another lineage than the one we
+// follow is refused (its journal was lost: only a restart, as Empty, joins the new one). False: nothing changed but
+// `refused`.
+bool take_welcome(Link& link, const wire::Envelope& envelope, const wire::Welcome& welcome);
+void take_refused(Link& link, const wire::Refused& refused);
+// A Configure of a newer layout epoch: true when a plan must be made now. `resend_ready` is set for a repeat.
+bool take_configure(Link& link, const wire::Configure& configure, bool& resend_ready);
 wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, wire::Message message);
+// Hello and Heartbeat are due when nothing of them was sent for heartbeat_ns.
+bool beat_due(const Link& link, const Identity& self, std::int64_t now_ns);
 
 }  // namespace refit::install

@@ -40,7 +40,7 @@ struct TargetState {
   TargetPhase rest = TargetPhase::kEmpty;  // where an abort returns to: Empty, Serving, Lagging or Fenced
   Version live;                            // what the live bytes hold; number 0: nothing
   wire::CommitWord word;                   // mirror of the word beside the live bytes
-  wire::Digest4 live_digest;
+  std::optional<wire::Digest4> live_digest;
   bool gate_open = false;
   std::optional<Error> fenced;             // set exactly in Fenced (or when it rests there)
 
@@ -59,7 +59,17 @@ struct TargetState {
   bool stage_held = false;                 // the shadow holds bytes of `txn` (or of an aborted one while busy)
   Txn stage_txn;                           // whose bytes the shadow holds
   wire::Heartbeat progress;                // last reported by the executor
-  std::optional<std::uint64_t> verifying;  // nonce in hand
+  std::optional<wire::Verify> verifying;   // in hand
+  wire::CommitWord verifying_word;         // as it was when the verification began
+  // How this rank left its last round early; told again when the coordinator asks again.
+  struct Left {
+    Txn txn;
+    bool fenced = false;
+    Error error;
+    Phase phase = Phase::kBegin;
+    friend bool operator==(const Left&, const Left&) = default;
+  };
+  std::optional<Left> left;
   std::int64_t now_ns = 0;
 };
 // Everything but the clock, for "an old message leaves the state bit-equal".
@@ -102,7 +112,7 @@ struct SetWord { wire::CommitWord word; Version version; };  // at once, before 
 struct CopyShadowToLive { Txn txn; bool proof; };            // → kCopy, with the digest of the destination
 struct InvalidateCaches { Txn txn; Version version; };       // → kCaches: caches, derived tensors, label, stream order (C21)
 struct OpenGate { Txn txn; Version version; };               // → kOpenGate; the gate itself reads the word and fails closed
-struct Fence { Error reason; };                              // at once: the gate shuts and stays shut
+struct Fence { Error reason; };                              // at once: the gate shuts; an OpenGate in flight fails
 struct DropStage { Txn txn; };                               // at once: the shadow is free
 struct RunVerify { std::uint64_t nonce; wire::Domain domain; };  // → Verified
 struct Observe { Phase phase; Txn txn; };                    // tell the observer; fault tests die in it

@@ -1,0 +1,70 @@
+#include "install/link.h"
+
+namespace refit::install {
+
+bool accept(const Link& link, const Identity& self, const wire::Envelope& e, Ignored& ignored) {
+  if (e.job != self.job) return ++ignored.foreign_job, false;
+  if (e.party != wire::Party::kCoordinator) return ++ignored.wrong_party, false;
+  if (e.epoch < link.epoch) return ++ignored.old_epoch, false;
+  const bool admission = std::holds_alternative<wire::Welcome>(e.message) || std::holds_alternative<wire::Refused>(e.message) ||
+                         std::holds_alternative<wire::Evict>(e.message);
+  // Before Welcome nothing but admission counts, and a higher epoch must introduce itself by a Welcome.
+  if (!admission && (!link.welcomed || e.epoch != link.epoch)) return ++ignored.unexpected, false;
+  if (e.txn.counter > 0 && link.lineage != Lineage{} && e.txn.lineage != link.lineage) return ++ignored.old_txn, false;
+  return true;
+}
+
+bool take_welcome(Link& link, const wire::Envelope& e, const wire::Welcome& w) {
+  if (link.lineage != Lineage{} && link.lineage != w.lineage) {
+    link.refused = Error(Code::kMismatch, "the coordinator follows lineage " + w.lineage.hex() + ", this process holds " + link.lineage.hex() +
+                                              ": its journal was lost; restart this process to join as empty");
+    link.rejected = true;
+    return false;
+  }
+  if (w.membership_epoch < link.membership_epoch) return false;
+  link.welcomed = true;
+  link.rejected = false;
+  link.refused.reset();
+  link.epoch = e.epoch;
+  link.member = w.member;
+  link.lineage = w.lineage;
+  link.digest_seed = w.digest_seed;
+  link.membership_epoch = w.membership_epoch;
+  link.newest = w.newest;
+  return true;
+}
+
+void take_refused(Link& link, const wire::Refused& r) {
+  link.refused = r.error;
+  link.welcomed = false;
+  link.rejected = !r.hello_again;
+}
+
+bool take_configure(Link& link, const wire::Configure& c, bool& resend_ready) {
+  resend_ready = c.layout_epoch == link.layout_epoch && link.planned;
+  if (c.layout_epoch <= link.layout_epoch) return false;
+  link.layout_epoch = c.layout_epoch;
+  link.planned = false;
+  link.plan = {};
+  return true;
+}
+
+wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, wire::Message message) {
+  wire::Envelope e;
+  e.job = self.job;
+  e.epoch = link.epoch;
+  e.txn = txn;
+  e.party = wire::party_of(self.name.role);
+  e.instance = self.name.instance;
+  e.rank = self.name.rank;
+  e.member = link.welcomed ? link.member : wire::kNoMember;
+  e.incarnation = self.incarnation;
+  e.message = std::move(message);
+  return e;
+}
+
+bool beat_due(const Link& link, const Identity& self, std::int64_t now_ns) {
+  return link.connected && !link.rejected && now_ns - link.last_sent_ns >= self.heartbeat_ns;
+}
+
+}  // namespace refit::install
