@@ -127,8 +127,8 @@ Result<Lease> PullLaneShm::next(Deadline deadline) {
   }
   Pending& front = pending_.front();
   const std::string bucket = std::to_string(front.bucket.value);
-  const auto failed = [&](Error error) {
-    error = std::move(error).at_stage("transfer").at_bucket(bucket);
+  const auto failed = [&](Error cause) {
+    Error error = std::move(cause).at_stage("transfer").at_bucket(bucket);
     if (error.code == Code::kTimeout) return error;
     wake_.raise();
     return ledger_.fail(std::move(error));

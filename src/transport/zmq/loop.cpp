@@ -10,11 +10,12 @@ namespace refit::transport::zmq {
 namespace {
 
 constexpr std::int64_t kPingNs = 250'000'000;     // an idle peer hears from us this often
-constexpr std::int64_t kHelloNs = 100'000'000;
+constexpr std::int64_t kHelloNs = 20'000'000;   // until the coordinator answers
 constexpr std::int64_t kProbeNs = 20'000'000;     // pings while looking for who hung up
 constexpr std::int64_t kProbeForNs = 400'000'000;
 constexpr int kRetryMs = 2;                       // a socket refused a message for now
 constexpr int kTickMs = 50;
+constexpr int kHelloTickMs = 10;
 constexpr int kBatch = 256;                       // messages per turn, so that liveness is looked at under load
 constexpr std::size_t kMaxPeers = 4096;
 
@@ -55,6 +56,7 @@ void ControlLaneZmq::loop() {
 
 int ControlLaneZmq::poll_timeout_ms() const {
   if (!mailbox_.nothing_to_send() && (address_.listen || welcomed_)) return kRetryMs;
+  if (!address_.listen && !welcomed_) return kHelloTickMs;
   return last_loop_ns_ < probe_until_ns_ ? static_cast<int>(kProbeNs / 1'000'000) : kTickMs;
 }
 

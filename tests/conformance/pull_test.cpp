@@ -1,0 +1,14 @@
+#include "pull_suite.h"
+
+#include "beds.h"
+
+namespace refit::conformance {
+namespace {
+
+class Pull : public testing::TestWithParam<Param> {};
+TEST_P(Pull, Holds) { run_check(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(shm, Pull, testing::ValuesIn(params("shm", make_bed<ShmBed>(), pull_checks())), name_of);
+
+}  // namespace
+}  // namespace refit::conformance
