@@ -45,10 +45,11 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
     if (!f->shape_.slot(kill.who)) return Error(Code::kInvalid, "--kill " + k + ": there is no " + kill.who.to_string());
     f->kills_.push_back(kill);
   }
-  REFIT_ASSIGN(f->runtime_dir_, transport::make_runtime_dir(env, "demo"));
-  f->control_ = "ipc://" + f->runtime_dir_ + "/control";
   const Hash128 job{env.random_u64(), env.random_u64()};
   f->job_ = job.hex();
+  REFIT_ASSIGN(const std::string base, transport::make_runtime_dir(env, ""));
+  REFIT_ASSIGN(f->runtime_dir_, transport::make_runtime_dir(env, base + "/demo-" + f->job_.substr(0, 8)));
+  f->control_ = "ipc://" + f->runtime_dir_ + "/control";
   REFIT_ASSIGN(f->mover_, transport::make_mover("zmq", {.runtime_dir = f->runtime_dir_, .job = job, .member = ~0u, .incarnation = Incarnation(env.random_u64()), .name = "coordinator", .env = &env}));
 
   std::int64_t largest = 0;

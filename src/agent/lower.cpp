@@ -1,7 +1,5 @@
 #include "agent/lower.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <map>
 
@@ -32,8 +30,29 @@ Dims origin_of(const model::Holding& h, std::size_t axes) {
   return origin;
 }
 
-bool cast_allowed(const plan::Options& options, const std::string& tensor) {
-  return std::any_of(options.allow_cast.begin(), options.allow_cast.end(), [&](const std::string& p) { return ::fnmatch(p.c_str(), tensor.c_str(), 0) == 0; });
+// A side's TensorId → the plan's: the lowest name of its tie, under which the bytes travel and are digested.
+std::vector<std::uint32_t> shared_ids(const model::Catalogue& plan, const model::Catalogue& side) {
+  std::map<std::string, std::string> lowest;
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const auto& [a, b] : plan.tied) {
+      const std::string& to_a = lowest.try_emplace(a, a).first->second;
+      const std::string& to_b = lowest.try_emplace(b, b).first->second;
+      const std::string low = std::min(to_a, to_b);
+      changed = changed || to_a != low || to_b != low;
+      lowest[a] = lowest[b] = low;
+    }
+  }
+  // A tie may run through a name that neither side has: the lowest name that exists stands for all.
+  std::map<std::string, std::uint32_t> stands;
+  std::vector<std::uint32_t> of_plan(plan.tensors.size());
+  for (std::uint32_t i = 0; i < plan.tensors.size(); ++i) {
+    const auto tie = lowest.find(plan.tensors[i].name);
+    of_plan[i] = tie == lowest.end() ? i : stands.try_emplace(tie->second, i).first->second;
+  }
+  std::vector<std::uint32_t> out;
+  for (const model::LogicalTensor& t : side.tensors) out.push_back(of_plan[static_cast<std::size_t>(plan.find(t.name))]);
+  return out;
 }
 
 }  // namespace
@@ -84,10 +103,11 @@ std::vector<std::pair<std::int64_t, std::int64_t>> gaps_of(const model::RankLayo
 install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layout& target, const model::RankLayout& rank,
                                    const std::vector<std::uint32_t>& member_of, const plan::Options& options) {
   install::LandingTable table;
-  const std::vector<model::LogicalTensor>& tensors = target.catalogue().tensors;
+  const std::vector<model::LogicalTensor>& tensors = plan.catalogue->tensors;
+  const std::vector<std::uint32_t> shared = shared_ids(*plan.catalogue, target.catalogue());
   for (const model::LogicalTensor& t : tensors) {
     table.tensors.push_back({t.name, t.shape});
-    table.lossy_cast_allowed.push_back(cast_allowed(options, t.name));
+    table.lossy_cast_allowed.push_back(plan::cast_allowed(options, t.name));
   }
   for (const plan::Geometry& g : plan.geometries) table.nests.push_back(nest_of(g));
   table.origins = plan.origins;
@@ -110,7 +130,8 @@ install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layo
   // Holdings of one pattern share a nest.
   std::map<std::pair<Dims, std::pair<Dims, Dims>>, std::vector<std::uint32_t>> seen;
   for (const model::Holding& h : rank.holdings) {
-    const model::LogicalTensor& tensor = tensors[h.tensor.value];
+    const std::uint32_t id = shared[h.tensor.value];
+    const model::LogicalTensor& tensor = tensors[id];
     install::LoopNest nest = nest_of(h, tensor.dtype);
     std::vector<std::uint32_t>& same = seen[{nest.extents, {nest.src_strides, nest.steps}}];
     const auto match = std::find_if(same.begin(), same.end(), [&](std::uint32_t i) {
@@ -124,7 +145,7 @@ install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layo
       same.push_back(index);
       table.nests.push_back(std::move(nest));
     }
-    table.holdings.push_back({h.tensor.value, index, static_cast<std::uint32_t>(table.origins.size()), h.buffer, h.offset});
+    table.holdings.push_back({id, index, static_cast<std::uint32_t>(table.origins.size()), h.buffer, h.offset});
     table.origins.push_back(origin_of(h, tensor.shape.size()));
   }
   for (std::uint32_t b = 0; b < rank.buffers.size(); ++b) table.buffers.push_back({rank.buffers[b].bytes, rank.buffers[b].fill, gaps_of(rank, b)});

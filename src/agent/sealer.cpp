@@ -4,9 +4,9 @@
 
 namespace refit::agent {
 
-Sealer::Sealer(const plan::RankPlan& plan, const model::Layout& source, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed, const kernel::Exec& exec)
+Sealer::Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed, const kernel::Exec& exec)
     : plan_(plan), regions_(regions.begin(), regions.end()), exec_(exec) {
-  const std::vector<model::LogicalTensor>& tensors = source.catalogue().tensors;
+  const std::vector<model::LogicalTensor>& tensors = plan.catalogue->tensors;
   key_of_tensor_.assign(tensors.size(), ~0u);
   for (const plan::Piece& p : plan.pieces) piece_place_.push_back(place({p.tensor, p.geometry, p.src_buffer, p.origin, p.src_offset}));
   seal_place_.resize(plan.seal.size());
@@ -66,6 +66,11 @@ Result<Seal> Sealer::seal(bool groups) {
     if (seal_place_[i] >= last_.size()) continue;
     if (b.counted) out.counted += last_[seal_place_[i]];
     if (groups && b.group != 0) out.groups[b.group] += last_[seal_place_[i]];
+  }
+  for (std::size_t i = 0; groups && i < plan_.seal.size(); ++i) {
+    const plan::SealBox& b = plan_.seal[i];
+    if (b.twin != plan::kNoTwin && last_[seal_place_[i]] != last_[seal_place_[b.twin]])
+      return Error(Code::kMismatch, "two storages of one logical box on this rank hold different bytes (a tie, or a box held twice)").at_tensor(names_[b.tensor.value]);
   }
   for (const plan::Bucket& b : plan_.buckets) {
     SealedBucket sealed{.bucket = b.id, .tensors = {}};

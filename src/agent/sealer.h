@@ -26,9 +26,9 @@ struct Seal {
 class Sealer {
  public:
   // `regions` in buffer order; they must outlive the sealer.
-  Sealer(const plan::RankPlan& plan, const model::Layout& source, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed, const kernel::Exec& exec);
-  // With `groups`, boxes that only serve the comparison of replicas are scanned too. Errors: kMismatch for a cast that
-  // loses a value without permission, naming the tensor.
+  Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed, const kernel::Exec& exec);
+  // With `groups`, boxes that only serve the comparison of replicas are scanned too. Errors: kMismatch naming the tensor
+  // when this rank holds one logical box twice with different bytes.
   Result<Seal> seal(bool groups);
   // Scans again: kCorrupt naming the first tensor whose bytes changed since seal().
   Status rescan();

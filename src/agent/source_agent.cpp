@@ -115,7 +115,7 @@ Status SourceDriver::take_plan(const wire::Configure& configure) {
     REFIT_ASSIGN(page_, memory::SharedRegion::make(*options_.runtime.env, static_cast<std::int64_t>(bytes), options_.budget, "manifest page"));
   }
   lent_.push_back({page_.data(), page_.bytes(), memory::Kind::kHostShared, &page_});
-  sealer_ = std::make_unique<Sealer>(planned_->plan, *planned_->source, std::span(lent_).first(lent_.size() - 1), state_.link.digest_seed,
+  sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), state_.link.digest_seed,
                                      kernel::Exec{options_.runtime.pool});
   return {};
 }

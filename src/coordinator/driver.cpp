@@ -97,14 +97,13 @@ void Driver::perform(Send& a) {
 Status Driver::append(const Append& a) {
   if (a.reserve_bytes > 0) REFIT_TRY(journal_->reserve(a.reserve_bytes));
   REFIT_TRY(journal_->append(encode(std::span<const Record>(a.records))));
-  if (a.sync) REFIT_TRY(journal_->sync());
-  return {};
+  return journal_->sync();
 }
 
 void Driver::perform(Append& a) {
   Status s = append(a);
   if (!s.ok()) events_.push_back(AppendFailed{a.ticket, Error(std::move(s).error()).at_stage("journal")});
-  else if (a.sync) events_.push_back(Appended{a.ticket});
+  else events_.push_back(Appended{a.ticket});
 }
 
 void Driver::perform(ReadEpoch&) {

@@ -1,0 +1,186 @@
+// Plan, seal, stage and apply in one process: what the agents do, without the control plane between them.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "agent/lower.h"
+#include "agent/sealer.h"
+#include "engine/engine.h"
+#include "install/install.h"
+
+namespace refit::agent {
+namespace {
+
+constexpr const char* kLlama = R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":96,"intermediate_size":120,
+  "num_hidden_layers":2,"num_attention_heads":6,"num_key_value_heads":3,"head_dim":16,"vocab_size":131,"tie_word_embeddings":true,
+  "max_position_embeddings":64,"rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","torch_dtype":"bfloat16","attention_bias":false,"mlp_bias":false})";
+constexpr const char* kMoe = R"({"model_type":"qwen3_moe","architectures":["Qwen3MoeForCausalLM"],"hidden_size":64,"intermediate_size":96,
+  "moe_intermediate_size":32,"num_experts":4,"num_experts_per_tok":2,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":2,"head_dim":8,
+  "vocab_size":130,"tie_word_embeddings":false,"mlp_only_layers":[1],"decoder_sparse_step":1,"norm_topk_prob":true,"max_position_embeddings":64,
+  "rms_norm_eps":1e-6,"rope_theta":10000.0,"hidden_act":"silu","torch_dtype":"bfloat16"})";
+
+constexpr std::uint64_t kSeed = 42;
+
+struct Case {
+  const char* config;
+  const char* source;
+  const char* target;
+};
+
+// One process that plays every rank.
+struct Stage {
+  std::shared_ptr<const model::Layout> source, target;
+  plan::Options options{.bucket_bytes = 4096, .staging_bytes = 1 << 20, .partial = false, .files = false, .allow_cast = {}};
+  memory::Budget budget{1 << 30};
+  std::vector<std::unique_ptr<engine::ReferenceTrainer>> trainers;
+  std::vector<plan::RankPlan> source_plans;
+  std::vector<std::unique_ptr<Sealer>> sealers;
+  std::vector<Seal> seals;
+  std::vector<std::unique_ptr<engine::ReferenceEngine>> engines;
+  std::vector<std::unique_ptr<install::StagedExecutor>> executors;
+  std::vector<std::uint32_t> members;
+
+  explicit Stage(const Case& c) {
+    source = std::move(model::rule_layout(c.config, c.source)).value();
+    target = std::move(model::rule_layout(c.config, c.target)).value();
+    for (std::uint32_t r = 0; r < source->world(); ++r) {
+      trainers.push_back(std::move(engine::ReferenceTrainer::make(system_env(), source, Rank(r), &budget)).value());
+      trainers.back()->randomise(kSeed);
+      auto plan = plan::make_plan(*source, *target, options, plan::Side::kSource, Rank(r));
+      if (!plan.ok()) throw std::runtime_error(plan.error().to_string());
+      source_plans.push_back(std::move(*plan));
+      members.push_back(100 + r);
+    }
+    for (std::uint32_t r = 0; r < source->world(); ++r) sealers.push_back(std::make_unique<Sealer>(source_plans[r], trainers[r]->regions(), kSeed, kernel::Exec{}));
+    for (std::uint32_t r = 0; r < target->world(); ++r) {
+      engines.push_back(std::move(engine::ReferenceEngine::make(target, Rank(r), &budget)).value());
+      auto plan = plan::make_plan(*source, *target, options, plan::Side::kTarget, Rank(r));
+      if (!plan.ok()) throw std::runtime_error(plan.error().to_string());
+      auto table = lower_target(*plan, *target, engines.back()->rank_layout(), members, options);
+      const auto live = engines.back()->regions();
+      executors.push_back(std::move(install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, kSeed, {}, &budget)).value());
+    }
+  }
+
+  void seal(bool groups) {
+    seals.clear();
+    for (auto& s : sealers) seals.push_back(std::move(s->seal(groups)).value());
+  }
+
+  Status stage(std::size_t rank) {
+    install::StagedExecutor& x = *executors[rank];
+    x.begin();
+    for (std::size_t b = 0; b < x.table().buckets.size(); ++b) {
+      const install::BucketTable& bucket = x.table().buckets[b];
+      const std::size_t sender = bucket.sender - 100;
+      std::vector<const std::byte*> bases;
+      for (const Segment& s : bucket.segments) {
+        const auto range = touched(s);
+        EXPECT_TRUE(range.ok() && range->lo >= 0 && range->hi <= trainers[sender]->regions()[s.region].bytes);
+        bases.push_back(trainers[sender]->regions()[s.region].data + s.offset);
+      }
+      std::vector<install::TensorDigest> sealed;
+      for (const SealedBucket& s : seals[sender].buckets)
+        if (s.bucket == bucket.id)
+          for (const auto& [tensor, digest] : s.tensors) sealed.push_back({tensor.value, digest});
+      REFIT_TRY(x.stage(b, bases, sealed));
+    }
+    return {};
+  }
+
+  // Every live element against the same pure function that filled the trainers.
+  void expect_live(std::int64_t steps, const engine::StepRule& rule) {
+    for (auto& e : engines)
+      for (const model::Holding& h : e->rank_layout().holdings) {
+        const model::LogicalTensor& t = target->catalogue().tensors[h.tensor.value];
+        engine::for_each_run(t, h, e->regions()[h.buffer].data, [&](std::int64_t linear, std::byte* live, std::int64_t count) {
+          std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(h.dtype)));
+          engine::initial_values(kSeed, t.name, t.dtype, linear, want.data(), count);
+          for (std::int64_t s = 1; s <= steps; ++s) engine::apply_step(rule, s, t.name, t.dtype, linear, want.data(), count);
+          ASSERT_EQ(std::memcmp(want.data(), live, want.size()), 0) << t.name << " rank " << e->rank().value << " at " << linear;
+        });
+      }
+  }
+};
+
+class DataPath : public testing::TestWithParam<Case> {};
+
+TEST_P(DataPath, StagedBytesAndDigestsAgreeOverTwoVersions) {
+  Stage s(GetParam());
+  const engine::StepRule rule{.seed = 3, .share = 0.2};
+  for (int version = 0; version < 2; ++version) {
+    if (version == 1)
+      for (auto& t : s.trainers) t->step(rule, 1);
+    s.seal(true);
+    kernel::Digest sources;
+    std::map<std::uint64_t, kernel::Digest> groups;
+    for (const Seal& seal : s.seals) {
+      sources += seal.counted;
+      for (const auto& [g, d] : seal.groups) EXPECT_EQ(groups.try_emplace(g, d).first->second, d) << "owners of one box disagree";
+    }
+    const std::int64_t per = s.target->world() / s.target->instances();
+    for (std::int64_t i = 0; i < s.target->instances(); ++i) {
+      kernel::Digest replica;
+      for (std::int64_t r = i * per; r < (i + 1) * per; ++r) {
+        auto& x = *s.executors[static_cast<std::size_t>(r)];
+        ASSERT_TRUE(s.stage(static_cast<std::size_t>(r)).ok()) << s.stage(static_cast<std::size_t>(r)).error().to_string();
+        ASSERT_TRUE(x.verify(true).ok());
+        const Status applied = x.apply(version == 0);
+        ASSERT_TRUE(applied.ok()) << applied.error().to_string();
+        EXPECT_TRUE(x.prove_live().ok());
+        replica += x.counted();
+      }
+      EXPECT_EQ(replica, sources) << "the replica's digest is not the version's";
+    }
+    s.expect_live(version, rule);
+    for (auto& sealer : s.sealers) EXPECT_TRUE(sealer->rescan().ok());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, DataPath,
+                         testing::Values(Case{kLlama, "fsdp=2,tp=2", "vllm:tp=3"}, Case{kLlama, "fsdp=4", "vllm:tp=1,replicas=2"}, Case{kLlama, "tp=3", "vllm:tp=3,replicas=2"},
+                                         Case{kLlama, "megatron:tp=3", "vllm:tp=3"}, Case{kLlama, "hf", "vllm:tp=3"}, Case{kMoe, "fsdp=3", "vllm:tp=2"},
+                                         Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2,ep=4"}, Case{kMoe, "tp=2", "vllm:tp=4"}, Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2"}));
+
+TEST(DataPathFaults, AWriteAfterTheSealIsFoundByTargetAndByRescan) {
+  Stage s({kLlama, "fsdp=2", "vllm:tp=1"});
+  s.seal(true);
+  s.trainers[0]->regions()[0].data[0] ^= std::byte{1};
+  const Status staged = s.stage(0);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code, Code::kCorrupt);
+  EXPECT_FALSE(staged.error().tensor.empty());
+  EXPECT_FALSE(s.sealers[0]->rescan().ok());
+}
+
+TEST(DataPathFaults, MissingAndRepeatedBucketsAreRefused) {
+  Stage s({kLlama, "fsdp=2", "vllm:tp=1"});
+  s.seal(false);
+  s.executors[0]->begin();
+  EXPECT_EQ(s.executors[0]->verify(false).error().code, Code::kMismatch);
+  ASSERT_TRUE(s.stage(0).ok());
+  const auto& b = s.executors[0]->table().buckets[0];
+  std::vector<const std::byte*> bases(b.segments.size(), s.trainers[0]->regions()[0].data);
+  EXPECT_EQ(s.executors[0]->stage(0, bases, {}).error().code, Code::kInvalid);
+}
+
+TEST(DataPathFaults, LiveDamageIsFoundByProof) {
+  Stage s({kLlama, "fsdp=2", "vllm:tp=1"});
+  s.seal(false);
+  ASSERT_TRUE(s.stage(0).ok());
+  ASSERT_TRUE(s.executors[0]->verify(false).ok());
+  ASSERT_TRUE(s.executors[0]->apply(true).ok());
+  ASSERT_TRUE(s.executors[0]->prove_live().ok());
+  std::byte* live = s.engines[0]->regions()[0].data;
+  live[40] ^= std::byte{1};
+  EXPECT_EQ(s.executors[0]->prove_live().error().code, Code::kCorrupt);
+  live[40] ^= std::byte{1};
+  // A pad of the vocabulary: outside every digest, compared with its fill.
+  const auto gaps = gaps_of(s.engines[0]->rank_layout(), 0);
+  ASSERT_FALSE(gaps.empty());
+  live[gaps.back().first] = std::byte{7};
+  EXPECT_EQ(s.executors[0]->prove_live().error().code, Code::kCorrupt);
+}
+
+}  // namespace
+}  // namespace refit::agent
