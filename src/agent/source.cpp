@@ -59,7 +59,7 @@ void SourceMachine::on(const install::Tick&) {
   // lend no more.
   if (in_round() && s_.now_ns > s_.lend_deadline_ns && (s_.phase != SourcePhase::kVoted || s_.held))
     revoke(Error(Code::kTimeout, "the lend reached its deadline").at_stage(std::string(to_string(phase_name()))));
-  if (install::beat_due(s_.link, s_.self, s_.now_ns)) beat();
+  if (install::beat_due(s_.link, s_.self, s_.sent_ns, s_.now_ns)) beat();
 }
 
 void SourceMachine::on(const install::PlanMade& e) {
@@ -249,7 +249,7 @@ Phase SourceMachine::phase_name() const {
 void SourceMachine::send(const Txn& txn, wire::Message message) {
   const bool is_hello = std::holds_alternative<wire::Hello>(message);
   if (!s_.link.connected || (!s_.link.welcomed && !is_hello)) return;
-  s_.link.last_sent_ns = s_.now_ns;
+  s_.sent_ns = s_.now_ns;
   todo_.push_back(install::Send{install::envelope(s_.link, s_.self, txn, std::move(message))});
 }
 

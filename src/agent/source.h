@@ -40,7 +40,7 @@ struct SourceState {
   std::int64_t lend_deadline_ns = 0;
   std::uint32_t busy = 0;            // bit per SourceTask that has not reported yet
   wire::Heartbeat progress;
-  std::int64_t now_ns = 0;
+  std::int64_t now_ns = 0, sent_ns = 0;
 };
 bool same(const SourceState& a, const SourceState& b);
 

@@ -77,6 +77,7 @@ struct Part {
   std::uint64_t progress = 0;
   std::int64_t progress_ns = 0;       // when it last rose
   std::int64_t sent_ns = 0;           // when the outstanding command was last sent
+  friend bool operator==(const Part&, const Part&) = default;
 };
 
 struct Replica {
@@ -86,6 +87,7 @@ struct Replica {
   bool copy_told = false, open_told = false;
   std::int64_t gate_deadline_ns = 0;
   bool out_told = false;              // its eviction is durable
+  friend bool operator==(const Replica&, const Replica&) = default;
 };
 
 struct Round {
@@ -100,12 +102,14 @@ struct Round {
   bool committed = false, recovered = false;
   bool reported = false;              // the call has returned; finishing goes on
   std::optional<Error> error;         // first error
+  friend bool operator==(const Round&, const Round&) = default;
 };
 
 struct BeginRound {
   std::optional<std::int64_t> step;
   bool proof = false;
   std::int64_t stall_ns = 30'000'000'000, total_ns = 600'000'000'000;
+  friend bool operator==(const BeginRound&, const BeginRound&) = default;
 };
 
 struct VerifyCall {
@@ -125,6 +129,7 @@ struct Pending {
   std::uint64_t ticket = 0;
   Purpose purpose = Purpose::kOpen;
   std::vector<Record> records;
+  friend bool operator==(const Pending&, const Pending&) = default;
 };
 
 struct State {
@@ -140,9 +145,10 @@ struct State {
   Hash128 roster;                     // identity of the membership that layout_epoch was made for
   std::vector<std::uint32_t> seated;  // its members, ascending
   wire::Configure configure;          // as sent
+  PlanId plan;                        // of the last round begun
   std::vector<Seat> out;              // evicted incarnations that have not come back fenced or empty
   std::optional<BeginRound> call;     // a call in hand
-  std::int64_t join_deadline_ns = 0;
+  std::int64_t call_since_ns = 0, join_deadline_ns = 0;
   std::optional<Round> round;         // in hand, or committed and unfinished
   std::vector<Pending> pending;       // appends that are not durable yet, in order
   std::uint64_t tickets = 0;

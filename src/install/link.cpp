@@ -63,8 +63,8 @@ wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, 
   return e;
 }
 
-bool beat_due(const Link& link, const Identity& self, std::int64_t now_ns) {
-  return link.connected && !link.rejected && now_ns - link.last_sent_ns >= self.heartbeat_ns;
+bool beat_due(const Link& link, const Identity& self, std::int64_t sent_ns, std::int64_t now_ns) {
+  return link.connected && !link.rejected && now_ns - sent_ns >= self.heartbeat_ns;
 }
 
 }  // namespace refit::install

@@ -39,7 +39,6 @@ struct Link {
   bool rejected = false;       // refused for good: no Hello until the next connection
   std::optional<Error> refused;  // why the coordinator did not admit us, last heard
   Txn seen;                    // highest round begun or closed here: an older or equal Begin is stale (C4)
-  std::int64_t last_sent_ns = 0;
   friend bool operator==(const Link&, const Link&) = default;
 };
 
@@ -53,7 +52,7 @@ void take_refused(Link& link, const wire::Refused& refused);
 // A Configure of a newer layout epoch: true when a plan must be made now. `resend_ready` is set for a repeat.
 bool take_configure(Link& link, const wire::Configure& configure, bool& resend_ready);
 wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, wire::Message message);
-// Hello and Heartbeat are due when nothing of them was sent for heartbeat_ns.
-bool beat_due(const Link& link, const Identity& self, std::int64_t now_ns);
+// Hello or Heartbeat is due when nothing was sent for heartbeat_ns.
+bool beat_due(const Link& link, const Identity& self, std::int64_t sent_ns, std::int64_t now_ns);
 
 }  // namespace refit::install

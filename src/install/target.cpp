@@ -75,7 +75,7 @@ void TargetMachine::on(const Tick&) {
   // A gate that stays shut serves nobody: give up and be repaired (C2). Before the gate, no deadline frees a yes (C3).
   if (s_.phase == TargetPhase::kApplying && s_.now_ns > s_.gate_deadline_ns)
     fence(Error(Code::kTimeout, "the gate was shut beyond its deadline").at_stage(std::string(to_string(phase_name()))));
-  if (beat_due(s_.link, s_.config.self, s_.now_ns)) beat();
+  if (beat_due(s_.link, s_.config.self, s_.sent_ns, s_.now_ns)) beat();
 }
 
 void TargetMachine::on(const PlanMade& e) {
@@ -252,7 +252,7 @@ void TargetMachine::send(const Txn& txn, wire::Message message) {
   const bool hello = std::holds_alternative<wire::Hello>(message);
   // What can't be told now is asked for again by the coordinator.
   if (!s_.link.connected || (!s_.link.welcomed && !hello)) return;
-  s_.link.last_sent_ns = s_.now_ns;
+  s_.sent_ns = s_.now_ns;
   todo_.push_back(Send{envelope(s_.link, s_.config.self, txn, std::move(message))});
 }
 

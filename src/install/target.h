@@ -70,7 +70,7 @@ struct TargetState {
     friend bool operator==(const Left&, const Left&) = default;
   };
   std::optional<Left> left;
-  std::int64_t now_ns = 0;
+  std::int64_t now_ns = 0, sent_ns = 0;
 };
 // Everything but the clock, for "an old message leaves the state bit-equal".
 bool same(const TargetState& a, const TargetState& b);

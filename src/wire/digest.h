@@ -3,6 +3,8 @@
 #include <array>
 #include <cstdint>
 
+#include "core/core.h"
+
 namespace refit::wire {
 
 // Same numbers as kernel::Digest, which this room may not see. Sums wrap mod 2^32 (words) and 2^64 (count).
@@ -17,5 +19,10 @@ struct Digest4 {
   friend constexpr Digest4 operator+(Digest4 a, const Digest4& b) { return a += b; }
   friend constexpr bool operator==(const Digest4&, const Digest4&) = default;
 };
+
+// The four words as 128 bits, word 0 highest: a version's digest as it is shown.
+constexpr Hash128 fold(const Digest4& d) {
+  return {std::uint64_t{d.word[0]} << 32 | d.word[1], std::uint64_t{d.word[2]} << 32 | d.word[3]};
+}
 
 }  // namespace refit::wire
