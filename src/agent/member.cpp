@@ -89,6 +89,7 @@ wire::Heartbeat Member::progress_now() const {
   h.progress = progress_.progress.load();
   h.buckets_done = progress_.buckets.load();
   h.bytes_done = progress_.bytes.load();
+  h.bucket = bucket_in_hand();
   return h;
 }
 

@@ -19,10 +19,13 @@ struct TaskProgress {
   std::atomic<std::uint64_t> progress{0}, buckets{0};
   std::atomic<std::int64_t> bytes{0};
   std::atomic<std::uint32_t> phase{0};
+  std::atomic<std::uint64_t> in_hand{kNoBucket};  // sender << 32 | bucket
   std::atomic<bool> cancel{false};
+  static constexpr std::uint64_t kNoBucket = ~std::uint64_t{0};
   void start(Phase p) {
     buckets = 0;
     bytes = 0;
+    in_hand = kNoBucket;
     cancel = false;
     phase = static_cast<std::uint32_t>(p);
     ++progress;
@@ -53,6 +56,8 @@ class Member {
   // The loop stores what the liveness thread repeats while the loop's thread is inside engine code.
   void keep_alive_with(wire::Envelope heartbeat);
   wire::Heartbeat progress_now() const;
+  // The bucket that the worker has in hand, for errors; empty between buckets.
+  virtual std::string bucket_in_hand() const { return {}; }
 
   virtual void on_received(wire::Envelope&& envelope) = 0;
   virtual void on_connection(bool up) = 0;

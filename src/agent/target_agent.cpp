@@ -65,6 +65,12 @@ std::string TargetDriver::member_name(std::uint32_t member) const {
   return "member " + std::to_string(member);
 }
 
+std::string TargetDriver::bucket_in_hand() const {
+  const std::uint64_t in_hand = progress_.in_hand.load();
+  if (in_hand == TaskProgress::kNoBucket) return {};
+  return std::to_string(in_hand & 0xffffffffu) + " from member " + std::to_string(in_hand >> 32);
+}
+
 void TargetDriver::on_connection(bool up) {
   if (up) feed(install::ConnectionUp{});
   else feed(install::ConnectionDown{});
@@ -240,6 +246,7 @@ Status TargetDriver::pull_buckets(const install::StartStaging& a, transport::Pul
     const auto found = index.find({lease->sender(), lease->bucket().value});
     if (found == index.end()) return Error(Code::kMismatch, "the lane delivered a bucket that is not planned").at_peer(member_name(lease->sender())).at_stage("transfer");
     const install::BucketTable& b = buckets[found->second];
+    progress_.in_hand = std::uint64_t{b.sender} << 32 | b.id.value;
     const wire::Manifest& manifest = manifests_.at(b.sender);
     const wire::ManifestBucket* sealed = manifest.find(b.id);
     if (sealed == nullptr) return Error(Code::kMismatch, "the sender sealed no such bucket").at_peer(member_name(b.sender)).at_stage("transfer").at_bucket(std::to_string(b.id.value));

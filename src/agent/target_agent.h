@@ -24,6 +24,7 @@ class TargetDriver final : public Agent, private Member {
   void on_received(wire::Envelope&& envelope) override { feed(install::Received{std::move(envelope)}); }
   void on_connection(bool up) override;
   void on_tick() override { feed(install::Tick{}); }
+  std::string bucket_in_hand() const override;
   void on_progress(const wire::Heartbeat& now) override { feed(install::Progress{now}); }
   void feed(install::TargetEventKind what);
   void after_step();

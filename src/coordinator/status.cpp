@@ -102,6 +102,11 @@ bool proves(const State& s, const VerifyCall& call) {
   return std::all_of(sums.begin(), sums.end(), [&](const auto& one) { return one.second == s.journal.newest->digest; });
 }
 
+Error absence(const State& s, std::uint32_t member) {
+  const bool present = s.slots[member].present();
+  return Error(present ? Code::kTimeout : Code::kPeerLost, present ? "no report within the deadline" : "is not connected").at_peer(s.config.shape.name(member).to_string());
+}
+
 }  // namespace
 
 std::string verify_json(const State& s, const VerifyCall& call) {
@@ -121,7 +126,7 @@ std::string verify_json(const State& s, const VerifyCall& call) {
       m["errors"] = Json::array();
       for (const Error& e : report->errors) m["errors"].push_back(error_json(e));
     } else {
-      m["errors"] = Json::array({error_json(Error(Code::kTimeout, "no report within the deadline").at_peer(s.config.shape.name(member).to_string()))});
+      m["errors"] = Json::array({error_json(absence(s, member))});
     }
     j["members"].push_back(std::move(m));
   }
@@ -175,7 +180,8 @@ void Machine::advance_verifies() {
   }
   for (std::size_t i = 0; i < s_.verifies.size();) {
     const VerifyCall& call = s_.verifies[i];
-    const bool all = std::all_of(call.reports.begin(), call.reports.end(), [](const auto& r) { return r.second.has_value(); });
+    // Nobody waits for a member that is not here.
+    const bool all = std::all_of(call.reports.begin(), call.reports.end(), [&](const auto& r) { return r.second || !s_.slots[r.first].present(); });
     if (!all && s_.now_ns <= call.deadline_ns) {
       ++i;
       continue;

@@ -32,11 +32,11 @@ void keep_first(std::string& field, std::string value) {
 }
 }  // namespace
 
-Error&& Error::at_peer(std::string v) && { return keep_first(peer, std::move(v)), std::move(*this); }
-Error&& Error::at_stage(std::string v) && { return keep_first(stage, std::move(v)), std::move(*this); }
-Error&& Error::at_bucket(std::string v) && { return keep_first(bucket, std::move(v)), std::move(*this); }
-Error&& Error::at_tensor(std::string v) && { return keep_first(tensor, std::move(v)), std::move(*this); }
-Error&& Error::amounts(std::int64_t need_bytes, std::int64_t have_bytes) && {
+Error Error::at_peer(std::string v) && { return keep_first(peer, std::move(v)), std::move(*this); }
+Error Error::at_stage(std::string v) && { return keep_first(stage, std::move(v)), std::move(*this); }
+Error Error::at_bucket(std::string v) && { return keep_first(bucket, std::move(v)), std::move(*this); }
+Error Error::at_tensor(std::string v) && { return keep_first(tensor, std::move(v)), std::move(*this); }
+Error Error::amounts(std::int64_t need_bytes, std::int64_t have_bytes) && {
   need = need_bytes;
   have = have_bytes;
   return std::move(*this);

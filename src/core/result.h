@@ -41,12 +41,13 @@ struct Error {
   Error() = default;
   Error(Code c, std::string m) : code(c), message(std::move(m)) {}
 
-  // Each setter keeps what is already there: the innermost place knows best.
-  Error&& at_peer(std::string v) &&;
-  Error&& at_stage(std::string v) &&;
-  Error&& at_bucket(std::string v) &&;
-  Error&& at_tensor(std::string v) &&;
-  Error&& amounts(std::int64_t need_bytes, std::int64_t have_bytes) &&;
+  // Each setter keeps what is already there: the innermost place knows best. By value, so that
+  // `e = std::move(e).at_peer(…)` is no self-move.
+  Error at_peer(std::string v) &&;
+  Error at_stage(std::string v) &&;
+  Error at_bucket(std::string v) &&;
+  Error at_tensor(std::string v) &&;
+  Error amounts(std::int64_t need_bytes, std::int64_t have_bytes) &&;
 
   // One line: "corrupt: message [peer=… stage=… bucket=… tensor=… need=… have=…]".
   std::string to_string() const;

@@ -17,6 +17,13 @@ TEST(Result, ErrorFieldsKeepTheInnermostValue) {
   EXPECT_EQ(e.to_string(), "corrupt: bad length [peer=source:0.1 bucket=7 need=10 have=4]");
 }
 
+TEST(Result, AFieldMayBeAddedToANamedError) {
+  Error e(Code::kCorrupt, "a message long enough to live on the heap");
+  e = std::move(e).at_peer("source:0.1");
+  EXPECT_EQ(e.message, "a message long enough to live on the heap");
+  EXPECT_EQ(e.peer, "source:0.1");
+}
+
 Status fails() { return Error(Code::kBusy, "no"); }
 Result<int> forwards() {
   REFIT_TRY(fails());
