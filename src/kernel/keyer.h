@@ -8,7 +8,7 @@ namespace refit::kernel {
 // Digests blocks whose columns run along loop `vec` and whose rows run along loop `row`. *thread-compatible*.
 class Keyer {
  public:
-  static constexpr std::int64_t kMaxRows = 128;
+  static constexpr std::int64_t kMaxRows = 256;
 
   // `row` may be null: single rows. Both loops belong to `loops`.
   Keyer(const Loops& loops, const Loop& vec, const Loop* row) : loops_(loops), vec_(vec), row_(row) {}

@@ -9,7 +9,7 @@ namespace {
 constexpr std::int64_t kPartBytes = 256 << 10;  // very long runs are cut for the sake of threads
 constexpr std::int64_t kChunkBytes = 4 << 10;   // digested, then copied out of L1
 constexpr std::int64_t kLongRun = 64 << 10;     // from here a run is its own best prefetcher
-constexpr std::int64_t kNearDelta = 1536;
+constexpr std::int64_t kNearDelta = 512;
 constexpr std::int64_t kFarBytes = 8 << 10;     // how much of the next rows to have under way
 constexpr std::int64_t kLine = 64;
 

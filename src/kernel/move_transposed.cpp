@@ -9,27 +9,26 @@ namespace refit::kernel {
 namespace {
 
 constexpr std::int64_t kLine = 64;
-constexpr std::int64_t kStripRows = 128;
+// Bytes written to one destination row at a time. Streaming stores that hop between rows after every line run at a
+// quarter of the speed here: bursts of several lines are what matters.
+constexpr std::int64_t kBurst = 512;
+constexpr std::int64_t kWide = kLine;  // bytes read from one source row at a time
 
 // The matrix: rows run along the destination (loop count-1), columns along the source (loop count-2).
 struct Matrix {
   const Loop& rows;
   const Loop& columns;
-  std::int64_t item, head, strips;
-  bool lines;  // destination rows start alike within a line, so that whole lines can be streamed
+  std::int64_t item, strip, head, strips;
 };
 
 Matrix matrix_of(const Loops& loops) {
   const Loop& rows = loops.inner();
   const Loop& columns = loops.loop[static_cast<std::size_t>(loops.count - 2)];
-  bool lines = columns.dst % kLine == 0;
-  for (int k = 0; k + 2 < loops.count; ++k) lines = lines && loops.loop[static_cast<std::size_t>(k)].dst % kLine == 0;
+  const std::int64_t strip = std::min(kBurst / loops.wire_item, Keyer::kMaxRows);
+  // A first, shorter strip brings the others to a line's start, where destination rows agree on one.
   const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(loops.dst) % kLine);
-  lines = lines && past % loops.wire_item == 0;
-  // A first, shorter strip brings the others to a line's start.
-  std::int64_t head = lines ? (kLine - past) % kLine / loops.wire_item : 0;
-  head = std::min(head, rows.extent);
-  return {rows, columns, loops.wire_item, head, (head > 0) + ceil_div(rows.extent - head, kStripRows), lines};
+  const std::int64_t head = past % loops.wire_item == 0 ? std::min((kLine - past) % kLine / loops.wire_item, rows.extent) : 0;
+  return {rows, columns, loops.wire_item, strip, head, (head > 0) + ceil_div(rows.extent - head, strip)};
 }
 
 class TransposeMover {
@@ -39,9 +38,9 @@ class TransposeMover {
 
   void strip(const Odometer& at, std::int64_t s) {
     const bool in_head = m_.head > 0 && s == 0;
-    const std::int64_t first = in_head ? 0 : m_.head + (s - (m_.head > 0)) * kStripRows;
-    const std::int64_t rows = in_head ? m_.head : std::min(kStripRows, m_.rows.extent - first);
-    const std::int64_t wide = kLine / m_.item;
+    const std::int64_t first = in_head ? 0 : m_.head + (s - (m_.head > 0)) * m_.strip;
+    const std::int64_t rows = in_head ? m_.head : std::min(m_.strip, m_.rows.extent - first);
+    const std::int64_t wide = kWide / m_.item;
     // First column block up to a line border of the source, so that each later one reads whole lines.
     const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(at.src()) % kLine);
     std::int64_t take = past % m_.item == 0 ? wide - past / m_.item : wide;
@@ -57,16 +56,17 @@ class TransposeMover {
   void tile(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t columns) {
     const char* src = at.src() + r * m_.rows.src + c * m_.item;
     char* dst = at.dst() + r * m_.item + c * m_.columns.dst;
-    ops_.copy_rows({.dst = packed_, .dst_pitch = kLine, .src = src, .src_pitch = m_.rows.src, .rows = rows, .bytes = columns * m_.item,
-                    .stream = false, .prefetch = large_ ? Prefetch{kLine, false} : Prefetch{}});
+    ops_.copy_rows({.dst = packed_, .dst_pitch = kWide, .src = src, .src_pitch = m_.rows.src, .rows = rows, .bytes = columns * m_.item,
+                    .stream = false, .prefetch = large_ ? Prefetch{kWide, false} : Prefetch{}});
     if (loops_.keys != nullptr)
-      keyer_.digest(ops_, out_.acc, at, {.row = r, .rows = rows, .column = c, .n = columns, .data = packed_, .pitch = kLine, .prefetch = {}});
-    const std::int64_t whole = large_ && m_.lines && !(m_.head > 0 && r == 0) ? rows * m_.item / kLine * kLine / m_.item : 0;
-    if (whole > 0)
-      ops_.transpose_tile({.dst = dst, .dst_pitch = m_.columns.dst, .src = packed_, .src_pitch = kLine, .rows = whole, .columns = columns, .item = m_.item, .stream = true});
-    if (whole < rows)
-      ops_.transpose_tile({.dst = dst + whole * m_.item, .dst_pitch = m_.columns.dst, .src = packed_ + whole * kLine, .src_pitch = kLine,
-                           .rows = rows - whole, .columns = columns, .item = m_.item, .stream = false});
+      keyer_.digest(ops_, out_.acc, at, {.row = r, .rows = rows, .column = c, .n = columns, .data = packed_, .pitch = kWide, .prefetch = {}});
+    Tile tile{.dst = dst, .dst_pitch = m_.columns.dst, .src = packed_, .src_pitch = kWide, .rows = rows, .columns = columns, .item = m_.item};
+    if (!large_) return ops_.transpose_tile(tile);
+    tile.dst = turned_;
+    tile.dst_pitch = kBurst;
+    ops_.transpose_tile(tile);
+    ops_.copy_rows({.dst = dst, .dst_pitch = m_.columns.dst, .src = turned_, .src_pitch = kBurst, .rows = columns, .bytes = rows * m_.item,
+                    .stream = true, .prefetch = {}});
   }
 
   const Loops& loops_;
@@ -75,7 +75,8 @@ class TransposeMover {
   bool large_;
   Moved& out_;
   Keyer keyer_;
-  alignas(64) char packed_[kStripRows * kLine];
+  alignas(64) char packed_[Keyer::kMaxRows * kWide];
+  alignas(64) char turned_[kBurst * kWide];
 };
 
 }  // namespace

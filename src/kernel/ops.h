@@ -50,15 +50,13 @@ struct DigestItems {
   const HalfKeys* halves;
 };
 
-// dst[j][i] = src[i][j] for i < rows, j < columns. `stream`: dst lines are whole and aligned, rows × item is a
-// multiple of 64.
+// dst[j][i] = src[i][j] for i < rows, j < columns.
 struct Tile {
   char* dst;
   std::int64_t dst_pitch;
   const char* src;
   std::int64_t src_pitch;
   std::int64_t rows, columns, item;
-  bool stream;
 };
 
 struct Ops {

@@ -1,5 +1,5 @@
-// Tile transposes: the same interleave applied log2(n) times turns n registers of n lanes round; each register holds
-// two such groups of rows, so that a destination line is complete after two or four of them.
+// Tile transposes: the same interleave applied log2(n) times turns n registers of n lanes round; with 256 bits each
+// register holds two such groups of rows.
 #if defined(REFIT_KERNEL_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef REFIT_KERNEL_TRANSPOSE_INL_H_
 #undef REFIT_KERNEL_TRANSPOSE_INL_H_
@@ -28,7 +28,6 @@ template <typename T>
 struct Turn {
   static constexpr int kSide = 16 / static_cast<int>(sizeof(T));  // columns, and rows per group
   static constexpr int kRows = kSide * kGroups;                   // rows per register set
-  static constexpr int kSets = 64 / (16 * kGroups);               // register sets per destination line
   using D128 = hn::FixedTag<T, kSide>;
   using D = hn::FixedTag<T, kSide * kGroups>;
   using V = hn::Vec<D>;
@@ -56,19 +55,6 @@ struct Turn {
       for (int i = 0; i < kSide; ++i) v[i] = t[i];
     }
   }
-  // 64 bytes of each of kSide destination rows.
-  static HWY_INLINE void line(char* dst, std::int64_t dst_pitch, const char* src, std::int64_t pitch) {
-    V v[kSets][kSide];
-#pragma GCC unroll 4
-    for (int s = 0; s < kSets; ++s) {
-      load(src + s * kRows * pitch, pitch, v[s]);
-      turn(v[s]);
-    }
-#pragma GCC unroll 16
-    for (int j = 0; j < kSide; ++j)
-#pragma GCC unroll 4
-      for (int s = 0; s < kSets; ++s) hn::Stream(v[s][j], D(), reinterpret_cast<T*>(dst + j * dst_pitch) + s * kRows);
-  }
   static HWY_INLINE void block(char* dst, std::int64_t dst_pitch, const char* src, std::int64_t pitch) {
     V v[kSide];
     load(src, pitch, v);
@@ -83,18 +69,14 @@ struct Turn {
     for (std::int64_t j = 0; j < columns; j += kSide) {
       char* dst = t.dst + j * t.dst_pitch;
       const char* src = t.src + j * static_cast<std::int64_t>(sizeof(T));
-      if (t.stream) {
-        for (std::int64_t i = 0; i < t.rows; i += kSets * kRows) line(dst + i * t.item, t.dst_pitch, src + i * t.src_pitch, t.src_pitch);
-      } else {
-        for (std::int64_t i = 0; i < rows; i += kRows) block(dst + i * t.item, t.dst_pitch, src + i * t.src_pitch, t.src_pitch);
-      }
+      for (std::int64_t i = 0; i < rows; i += kRows) block(dst + i * t.item, t.dst_pitch, src + i * t.src_pitch, t.src_pitch);
     }
     Tile rest = t;  // columns on the right, all rows
     rest.dst += columns * t.dst_pitch;
     rest.src += columns * t.item;
     rest.columns -= columns;
     if (rest.columns > 0) transpose_scalar(rest);
-    if (t.stream || rows == t.rows) return;
+    if (rows == t.rows) return;
     rest = t;  // rows at the bottom, left of those columns
     rest.dst += rows * t.item;
     rest.src += rows * t.src_pitch;
