@@ -108,6 +108,22 @@ bool cast_allowed(const Options& options, const std::string& tensor);
 // Errors list every hole, overlap, unknown name, shape or dtype disagreement with both owners (joined, at most 20 shown
 // with the total count).
 Result<RankPlan> make_plan(const model::Layout& source, const model::Layout& target, const Options& options, Side side, Rank rank);
+// Both layouts worked out once, for a caller that needs the plans of several ranks. The layouts must outlive it.
+class Planner;
+class Plans {
+ public:
+  static Result<Plans> make(const model::Layout& source, const model::Layout& target, const Options& options);
+  ~Plans();
+  Plans(Plans&&) noexcept;
+  Plans& operator=(Plans&&) noexcept;
+  Result<RankPlan> of(Side side, Rank rank) const;  // equals make_plan()'s
+
+ private:
+  explicit Plans(std::unique_ptr<Planner> planner);
+  std::unique_ptr<Planner> planner_;
+  PlanId id_;
+};
+
 Result<PlanId> plan_id(const model::Layout& source, const model::Layout& target, const Options& options);
 
 struct Link {

@@ -253,13 +253,29 @@ class RankBuilder {
 
 Result<RankPlan> build_rank_plan(const Planner& planner, Side side, std::uint32_t rank) { return RankBuilder(planner, side, rank).run(); }
 
-Result<RankPlan> make_plan(const model::Layout& source, const model::Layout& target, const Options& options, Side side, Rank rank) {
-  REFIT_ASSIGN(const std::unique_ptr<Planner> planner, Planner::make(source, target, options));
-  const std::int64_t world = (side == Side::kSource ? source : target).world();
+Plans::Plans(std::unique_ptr<Planner> planner) : planner_(std::move(planner)) {}
+Plans::~Plans() = default;
+Plans::Plans(Plans&&) noexcept = default;
+Plans& Plans::operator=(Plans&&) noexcept = default;
+
+Result<Plans> Plans::make(const model::Layout& source, const model::Layout& target, const Options& options) {
+  REFIT_ASSIGN(std::unique_ptr<Planner> planner, Planner::make(source, target, options));
+  Plans out(std::move(planner));
+  REFIT_ASSIGN(out.id_, plan_id(source, target, options));
+  return out;
+}
+
+Result<RankPlan> Plans::of(Side side, Rank rank) const {
+  const std::int64_t world = (side == Side::kSource ? planner_->source() : planner_->target()).world();
   if (rank.value >= world) return Error(Code::kInvalid, "rank " + std::to_string(rank.value) + " is not in a world of " + std::to_string(world));
-  REFIT_ASSIGN(RankPlan plan, build_rank_plan(*planner, side, rank.value));
-  REFIT_ASSIGN(plan.id, plan_id(source, target, options));
+  REFIT_ASSIGN(RankPlan plan, build_rank_plan(*planner_, side, rank.value));
+  plan.id = id_;
   return plan;
+}
+
+Result<RankPlan> make_plan(const model::Layout& source, const model::Layout& target, const Options& options, Side side, Rank rank) {
+  REFIT_ASSIGN(const Plans plans, Plans::make(source, target, options));
+  return plans.of(side, rank);
 }
 
 }  // namespace refit::plan

@@ -1,0 +1,70 @@
+// `refit bench plan`: how long planning takes, on layouts from rules. No ceiling: nothing else does this work.
+#include <algorithm>
+
+#include "bench/bench.h"
+#include "model/model.h"
+#include "plan/plan.h"
+
+namespace refit::bench {
+namespace {
+
+struct Case {
+  const char* name;
+  const char* model;
+  const char* from;
+  const char* to;
+  bool rank;  // one target rank's own plan too
+};
+constexpr Case kCases[] = {
+    {"plan.qwen3-30b-a3b", "qwen3-30b-a3b", "fsdp=64,tp=4", "vllm:tp=4,dp=32,ep=128,replicas=2", true},
+    {"plan.qwen3-30b-a3b.10k", "qwen3-30b-a3b", "fsdp=2500,tp=4", "vllm:tp=4,replicas=2500", false},
+};
+
+Row seconds(std::string name, double value, std::string note) { return {std::move(name), value, "s", std::nullopt, std::nullopt, std::move(note)}; }
+
+// Layouts are made anew for each run: nothing that planning caches in them is taken for free.
+template <typename Work>
+Result<double> timed(const Case& c, int repeats, const Work& work) {
+  REFIT_ASSIGN(const std::string config, model::builtin_config(c.model));
+  std::vector<double> all;
+  for (int i = 0; i < repeats; ++i) {
+    const std::int64_t start = monotonic_ns();
+    REFIT_ASSIGN(const auto source, model::rule_layout(config, c.from));
+    REFIT_ASSIGN(const auto target, model::rule_layout(config, c.to));
+    REFIT_TRY(work(*source, *target));
+    all.push_back(static_cast<double>(monotonic_ns() - start) * 1e-9);
+  }
+  std::sort(all.begin(), all.end());
+  return all[all.size() / 2];
+}
+
+Result<std::vector<Row>> bench_plan(const Options& options) {
+  std::vector<Row> rows;
+  for (const Case& c : kCases) {
+    const std::string what = std::string(c.from) + " -> " + c.to;
+    if (c.rank) {
+      for (const plan::Side side : {plan::Side::kTarget, plan::Side::kSource}) {
+        std::int64_t bytes = 0;
+        REFIT_ASSIGN(const double t, timed(c, options.repeats, [&](const model::Layout& source, const model::Layout& target) -> Status {
+          REFIT_ASSIGN(const plan::RankPlan p, plan::make_plan(source, target, {}, side, Rank(0)));
+          bytes = p.bytes_moved;
+          return {};
+        }));
+        if (bytes == 0) return Error(Code::kInternal, std::string(c.name) + ": rank 0 moves nothing");
+        rows.push_back(seconds(std::string(c.name) + (side == plan::Side::kTarget ? ".rank" : ".source_rank"), t, what));
+      }
+    }
+    REFIT_ASSIGN(const double t, timed(c, c.rank ? options.repeats : 1, [&](const model::Layout& source, const model::Layout& target) -> Status {
+      REFIT_ASSIGN(const plan::World w, plan::make_world(source, target, {}));
+      if (w.bytes_needed != w.bytes_moved) return Error(Code::kInternal, std::string(c.name) + ": moved differs from needed");
+      return {};
+    }));
+    rows.push_back(seconds(std::string(c.name) + ".world", t, what));
+  }
+  return rows;
+}
+
+const Registration r("plan", "Plans of rule-made layouts: one rank's own, the world's, 10,000 + 10,000 ranks", bench_plan);
+
+}  // namespace
+}  // namespace refit::bench

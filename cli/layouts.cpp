@@ -1,0 +1,71 @@
+#include "cli/layouts.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+
+#include "files/files.h"
+
+namespace refit::cli {
+namespace {
+constexpr std::int64_t kMaxLayoutBytes = std::int64_t{1} << 30;
+
+struct Unit {
+  const char* name;
+  std::int64_t bytes;
+};
+constexpr Unit kUnits[] = {{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", std::int64_t{1} << 40}, {"B", 1}, {"", 1}};
+}  // namespace
+
+Result<std::shared_ptr<const model::Layout>> layout_file(const std::string& path) {
+  REFIT_ASSIGN(const std::string text, files::read_text(path, kMaxLayoutBytes));
+  auto layout = model::read_layout(text);
+  if (layout.ok()) return layout;
+  Error e = std::move(layout).error();
+  e.message = path + ": " + e.message;
+  return e;
+}
+
+Result<std::shared_ptr<const model::Layout>> model_layout(const std::string& model, const std::string& spec) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(model, ignored)) {
+    REFIT_ASSIGN(const std::string config, model::builtin_config(model));
+    return model::rule_layout(config, spec);
+  }
+  if (std::filesystem::is_regular_file(model, ignored) && !model.ends_with(".safetensors")) {
+    REFIT_ASSIGN(const std::string config, files::read_text(model));
+    return model::rule_layout(config, spec);
+  }
+  // A directory without weights still has a configuration to plan with.
+  const std::string config_path = model + "/config.json";
+  const bool weights = std::filesystem::exists(model + "/model.safetensors", ignored) || std::filesystem::exists(model + "/model.safetensors.index.json", ignored);
+  if (!weights && std::filesystem::exists(config_path, ignored)) {
+    REFIT_ASSIGN(const std::string config, files::read_text(config_path));
+    return model::rule_layout(config, spec);
+  }
+  REFIT_ASSIGN(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
+  return files::checkpoint_layout(checkpoint, spec);
+}
+
+Result<std::int64_t> parse_bytes(const std::string& text, const std::string& option) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string unit(end, text.data() + text.size());
+  for (const Unit& u : kUnits) {
+    if (error != std::errc() || unit != u.name) continue;
+    const double bytes = value * static_cast<double>(u.bytes);
+    if (bytes >= 1 && bytes < 9e18 && bytes == std::floor(bytes)) return static_cast<std::int64_t>(bytes);
+  }
+  return Error(Code::kInvalid, option + ": '" + text + "' is not a positive size such as 4096, 32MiB or 1.5GiB");
+}
+
+std::string human_bytes(std::int64_t bytes) {
+  const auto value = static_cast<double>(bytes);
+  for (int i = 3; i >= 0; --i)
+    if (bytes >= kUnits[i].bytes) return fmt::format("{:.2f} {}", value / static_cast<double>(kUnits[i].bytes), kUnits[i].name);
+  return fmt::format("{} B", bytes);
+}
+
+}  // namespace refit::cli
