@@ -117,9 +117,11 @@ Result<sockaddr_un> unix_address(const std::string& path) {
 }
 
 int try_connect(const sockaddr_un& addr, Fd& out) {
-  Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // Without blocking: a listener that stands still and whose backlog is full answers EAGAIN instead of hanging us.
+  Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return errno;
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&addr), sizeof addr) != 0) return errno;
+  if (::fcntl(fd.get(), F_SETFL, 0) != 0) return errno;
   out = std::move(fd);
   return 0;
 }

@@ -1,6 +1,8 @@
 #include <array>
 
+#include "transport/loopback/factory.h"
 #include "transport/shm/factory.h"
+#include "transport/sim/factory.h"
 #include "transport/transport.h"
 #include "transport/zmq/factory.h"
 
@@ -13,6 +15,8 @@ struct Entry {
 };
 // One line a mover.
 constexpr std::array kMovers = {
+    Entry{"loopback", loopback::make},
+    Entry{"sim", sim::make},
     Entry{"shm", shm::make},
     Entry{"zmq", zmq::make},
 };

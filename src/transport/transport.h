@@ -190,6 +190,18 @@ struct MoverOptions {
 Result<std::unique_ptr<Mover>> make_mover(std::string_view name, const MoverOptions& options);
 std::vector<std::string> mover_names();
 
+// The network of the "sim" movers of one job: seeded by the first mover's `seed`, moved only by sim_step() and next(),
+// in virtual time. Frames overtake each other; the rest happens if asked, with these chances per frame. Same seed and
+// same calls, same history.
+struct SimFaults {
+  double drop = 0, duplicate = 0, corrupt = 0;
+  std::uint32_t max_delay = 8;  // steps of virtual time; 0 keeps the order
+};
+// For frames sent from now on. kInvalid before the job's first sim mover is made.
+Status sim_faults(const Hash128& job, const SimFaults& faults);
+// Delivers the next frame that can be delivered. False when none can.
+bool sim_step(const Hash128& job);
+
 // The private directory that guards sockets: made with mode 0700 when missing. `hint` is an absolute path; empty means
 // refit-<uid> under XDG_RUNTIME_DIR, else TMPDIR, else /tmp. Returns the path. Errors: kInvalid when it is not a
 // directory, belongs to somebody else, is open to others, or is too long for socket names inside it.

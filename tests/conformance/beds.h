@@ -25,6 +25,19 @@ class ShmBed final : public NamedBed {
   std::vector<std::unique_ptr<memory::SharedRegion>> shared_;
 };
 
+// Every frame may come twice: a lane hands each bucket out once all the same.
+class SimBed final : public NamedBed {
+ public:
+  SimBed() : NamedBed("sim") {}
+  Result<std::unique_ptr<Mover>> mover(const MoverOptions& options) override {
+    REFIT_ASSIGN(auto made, NamedBed::mover(options));
+    REFIT_TRY(sim_faults(job, {.drop = 0, .duplicate = 0.3, .corrupt = 0, .max_delay = 16}));
+    return made;
+  }
+  void turn() override { (void)sim_step(job); }
+  bool single_threaded() const override { return true; }
+};
+
 template <typename B, typename... A>
 MakeBed make_bed(A... args) {
   return [=] { return std::make_unique<B>(args...); };

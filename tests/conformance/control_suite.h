@@ -15,6 +15,7 @@ struct Star {
   std::unique_ptr<ControlLane> hub;
   std::string address;
   std::int64_t silent_after_ms = 10'000;
+  std::map<const ControlLane*, std::vector<Liveness>> events;  // seen, not yet waited for
 
   static Result<Star> make(Bed& bed) {
     Star s;
@@ -31,14 +32,22 @@ struct Star {
     options.incarnation = Incarnation(movers.size() + 1);
     REFIT_ASSIGN(auto mover, bed->mover(options));
     movers.push_back(std::move(mover));
-    return movers.back()->open_control({address, listen, silent_after_ms});
+    REFIT_ASSIGN(auto lane, movers.back()->open_control({address, listen, silent_after_ms}));
+    events.erase(lane.get());
+    return lane;
   }
   Deadline patience() const { return Deadline::after_s(bed->patience_s); }
   // The next event of `lane` within the patience.
   Result<Liveness> event(ControlLane& lane, PeerEvent wanted) {
-    for (const Deadline deadline = patience(); !deadline.over(); bed->turn())
-      for (const Liveness& l : lane.liveness())
-        if (l.event == wanted) return l;
+    std::vector<Liveness>& seen = events[&lane];
+    for (const Deadline deadline = patience(); !deadline.over(); bed->turn()) {
+      for (const Liveness& l : lane.liveness()) seen.push_back(l);
+      const auto it = std::find_if(seen.begin(), seen.end(), [&](const Liveness& l) { return l.event == wanted; });
+      if (it == seen.end()) continue;
+      const Liveness found = *it;
+      seen.erase(it);
+      return found;
+    }
     return Error(Code::kTimeout, "no such liveness event");
   }
   // A member that is connected, and its number at the hub.

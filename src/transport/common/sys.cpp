@@ -119,6 +119,20 @@ Result<std::string> make_runtime_dir(Env& /*env*/, std::string_view hint) {
   return dir;
 }
 
+Result<std::string> control_path(const std::string& address) {
+  constexpr std::string_view kScheme = "ipc://";
+  if (address.starts_with("tcp:"))
+    return Error(Code::kUnsupported, "control address '" + address +
+                                         "': a TCP listener, loopback too, needs CURVE keys, which this build does not offer; use ipc:// in a private directory");
+  if (!address.starts_with(kScheme)) return Error(Code::kInvalid, "control address '" + address + "' must start with ipc://");
+  std::string path = address.substr(kScheme.size());
+  if (path.empty() || path.front() != '/') return Error(Code::kInvalid, "control address '" + address + "' needs an absolute path");
+  constexpr std::size_t kLimit = sizeof(sockaddr_un::sun_path) - 1;
+  if (path.size() > kLimit || path.find('\0') != std::string::npos)
+    return Error(Code::kInvalid, "control socket path '" + path + "' has " + std::to_string(path.size()) + " bytes, at most " + std::to_string(kLimit) + " are allowed: choose a shorter runtime directory");
+  return path;
+}
+
 Result<Fd> listen_in(Env& env, const std::string& path) {
   const auto slash = path.find_last_of('/');
   if (slash == std::string::npos || slash == 0) return Error(Code::kInvalid, "socket path '" + path + "' must lie in a private directory");

@@ -1,5 +1,7 @@
 #include "transport/shm/lane.h"
 
+#include "transport/common/segments.h"
+
 namespace refit::transport::shm {
 
 // Keeps the maps of a lease's descriptor alive.
@@ -66,6 +68,7 @@ Result<std::shared_ptr<PullLaneShm::Loan>> PullLaneShm::loan_for(std::uint32_t s
   }
   REFIT_TRY(check_ours(*parsed, *link->second));
   fresh->descriptor = std::move(*parsed);
+  for (const LentRegion& region : fresh->descriptor.regions) fresh->sizes.push_back(region.bytes);
   known = std::move(fresh);
   return known;
 }
@@ -74,21 +77,8 @@ Result<std::uint64_t> PullLaneShm::request(BucketId bucket, std::uint32_t sender
                                            std::span<const Segment> segments) {
   REFIT_TRY(ledger_.check());
   REFIT_ASSIGN(auto loan, loan_for(sender, descriptor));
-  const auto& regions = loan->descriptor.regions;
-  Pending pending{0, bucket, sender, std::move(loan), {segments.begin(), segments.end()}, 0};
-  for (std::size_t i = 0; i < segments.size(); ++i) {
-    const Segment& s = segments[i];
-    const std::string which = "segment " + std::to_string(i) + " of bucket " + std::to_string(bucket.value);
-    if (s.region >= regions.size())
-      return Error(Code::kInvalid, which + " names region " + std::to_string(s.region) + " of " + std::to_string(regions.size()));
-    REFIT_ASSIGN(const ByteRange range, touched(s));
-    if (range.lo < 0 || range.hi > regions[s.region].bytes)
-      return Error(Code::kInvalid, which + " leaves its region").amounts(range.lo < 0 ? range.lo : range.hi, regions[s.region].bytes);
-    REFIT_ASSIGN(const std::int64_t bytes, packed_bytes(s));
-    const auto total = checked_add(pending.bytes, bytes);
-    if (!total) return Error(Code::kInvalid, which + " makes the bucket overflow");
-    pending.bytes = *total;
-  }
+  REFIT_ASSIGN(const std::int64_t bytes, check_segments(bucket, segments, loan->sizes));
+  Pending pending{0, bucket, sender, std::move(loan), {segments.begin(), segments.end()}, bytes};
   pending.ticket = ledger_.open(std::span(&sender, 1));
   pending_.push_back(std::move(pending));
   return pending_.back().ticket;

@@ -42,6 +42,7 @@ class PullLaneShm final : public PullLane {
   struct Loan {
     Bytes raw;
     Descriptor descriptor;
+    std::vector<std::int64_t> sizes;  // of its regions
     std::map<std::uint64_t, FileMap> maps;
     bool mapped = false;
   };

@@ -44,6 +44,7 @@ Status Link::connect(Deadline deadline) {
   auto fd = env_.connect(socket_path(runtime_dir_, *card), Deadline::after_ns(kConnectNs).sooner(deadline));
   if (!fd.ok()) {
     if (fd.error().code == Code::kPeerLost) sweep_dead_sockets(runtime_dir_);
+    if (fd.error().code == Code::kBusy) return named(Error(Code::kTimeout, "the source stands still: its queue of connections is full"));
     return named(std::move(fd).error());
   }
   if (auto same = check_same_user(fd->get()); !same.ok()) return named(std::move(same).error());

@@ -1,7 +1,5 @@
 #include "transport/zmq/card.h"
 
-#include <sys/un.h>
-
 #include "transport/common/bytes.h"
 
 namespace refit::transport::zmq {
@@ -20,20 +18,6 @@ Result<Kind> decode(std::span<const std::byte> message) {
   if (!r.ok() || magic != kMagic || kind < 1 || kind > static_cast<std::uint32_t>(Kind::kBye))
     return Error(Code::kCorrupt, "not a control message");
   return static_cast<Kind>(kind);
-}
-
-Result<std::string> path_of(const std::string& address) {
-  constexpr std::string_view kScheme = "ipc://";
-  if (address.starts_with("tcp:"))
-    return Error(Code::kUnsupported, "control address '" + address +
-                                         "': a TCP listener, loopback too, needs CURVE keys, which this build does not offer; use ipc:// in a private directory");
-  if (!address.starts_with(kScheme)) return Error(Code::kInvalid, "control address '" + address + "' must start with ipc://");
-  std::string path = address.substr(kScheme.size());
-  if (path.empty() || path.front() != '/') return Error(Code::kInvalid, "control address '" + address + "' needs an absolute path");
-  constexpr std::size_t kLimit = sizeof(sockaddr_un::sun_path) - 1;
-  if (path.size() > kLimit || path.find('\0') != std::string::npos)
-    return Error(Code::kInvalid, "control socket path '" + path + "' has " + std::to_string(path.size()) + " bytes, at most " + std::to_string(kLimit) + " are allowed: choose a shorter runtime directory");
-  return path;
 }
 
 }  // namespace refit::transport::zmq

@@ -1,4 +1,4 @@
-// What the control lanes of zmq exchange beside the caller's bytes: eight bytes of head per message; and addresses.
+// What the control lanes of zmq exchange beside the caller's bytes: eight bytes of head per message.
 #pragma once
 #include "transport/transport.h"
 
@@ -15,8 +15,5 @@ inline constexpr std::size_t kHeadBytes = 8;
 Bytes encode(Kind kind, std::span<const std::byte> payload = {});
 // The kind of a message; the payload follows the head. kCorrupt for anything that no release of ours sends.
 Result<Kind> decode(std::span<const std::byte> message);
-
-// The path of an "ipc:///…" address. kUnsupported for tcp (keys are required there), kInvalid for anything else.
-Result<std::string> path_of(const std::string& address);
 
 }  // namespace refit::transport::zmq

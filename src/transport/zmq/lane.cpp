@@ -26,7 +26,7 @@ Status set(void* socket, int option, const char* name, T value) {
 }  // namespace
 
 Result<std::unique_ptr<ControlLane>> ControlLaneZmq::open(Env& env, const ControlAddress& address, std::shared_ptr<Tally> tally) {
-  REFIT_ASSIGN(std::string path, path_of(address.address));
+  REFIT_ASSIGN(std::string path, control_path(address.address));
   if (address.silent_after_ms < 100)
     return Error(Code::kInvalid, "silent_after_ms must be at least 100, got " + std::to_string(address.silent_after_ms));
   REFIT_TRY(check_private_dir(path.substr(0, std::max<std::size_t>(1, path.find_last_of('/')))));

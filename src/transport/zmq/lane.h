@@ -5,9 +5,9 @@
 #include <set>
 #include <thread>
 
+#include "transport/common/mailbox.h"
 #include "transport/common/sys.h"
 #include "transport/zmq/card.h"
-#include "transport/zmq/mailbox.h"
 
 namespace refit::transport::zmq {
 

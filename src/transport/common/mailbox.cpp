@@ -1,8 +1,8 @@
-#include "transport/zmq/mailbox.h"
+#include "transport/common/mailbox.h"
 
 #include <chrono>
 
-namespace refit::transport::zmq {
+namespace refit::transport {
 namespace {
 
 // Past either, the loop stops reading: the peers' own queues fill, and their senders hear kExhausted.
@@ -121,4 +121,4 @@ bool Mailbox::failed() const {
   return error_.has_value();
 }
 
-}  // namespace refit::transport::zmq
+}  // namespace refit::transport

@@ -1,4 +1,4 @@
-// Mailbox: the bounded queues between the callers of a control lane and its loop thread.
+// Mailbox: the bounded queues between the callers of a control lane and whatever moves its messages.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -8,7 +8,7 @@
 
 #include "transport/transport.h"
 
-namespace refit::transport::zmq {
+namespace refit::transport {
 
 // *thread-safe*. Callers use the first group, the loop the second.
 class Mailbox {
@@ -45,4 +45,4 @@ class Mailbox {
   std::optional<Error> error_;
 };
 
-}  // namespace refit::transport::zmq
+}  // namespace refit::transport

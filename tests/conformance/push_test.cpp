@@ -1,0 +1,15 @@
+#include "push_suite.h"
+
+#include "beds.h"
+
+namespace refit::conformance {
+namespace {
+
+class Push : public testing::TestWithParam<Param> {};
+TEST_P(Push, Holds) { run_check(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(loopback, Push, testing::ValuesIn(params("loopback", make_bed<NamedBed>("loopback"), push_checks())), name_of);
+INSTANTIATE_TEST_SUITE_P(sim, Push, testing::ValuesIn(params("sim", make_bed<SimBed>(), push_checks())), name_of);
+
+}  // namespace
+}  // namespace refit::conformance
