@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 extern char** environ;
 
@@ -96,8 +97,20 @@ std::string Child::ending() {
   return "exit " + std::to_string(WEXITSTATUS(status_));
 }
 
-void Child::signal(int number) {
-  if (running()) ::kill(pid_, number);
+bool Child::stopped() {
+  if (!running()) return false;
+  // /proc says T for a stopped process; waitpid tells a stop only once.
+  std::ifstream in("/proc/" + std::to_string(pid_) + "/stat");
+  std::string text;
+  std::getline(in, text);
+  const auto end = text.rfind(')');
+  return end != std::string::npos && end + 2 < text.size() && text[end + 2] == 'T';
+}
+
+void Child::kill_and_reap() {
+  if (!running()) return;
+  ::kill(pid_, SIGKILL);
+  reaped_ = ::waitpid(pid_, &status_, 0) == pid_;
 }
 
 Status Child::wait(Deadline deadline) {

@@ -35,7 +35,8 @@ class Child {
   bool running();  // reaps
   // "exit 0", "signal 9", or "running".
   std::string ending();
-  void signal(int number);
+  bool stopped();  // by SIGSTOP
+  void kill_and_reap();
   Status wait(Deadline deadline);
 
  private:

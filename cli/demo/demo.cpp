@@ -100,15 +100,17 @@ class Demo {
     for (std::size_t m = 0; m < fleet_->sources(); ++m)
       if (!answers[m].is_object() || !answers[m].value("ok", false))
         return Error(Code::kPeerLost, answers[m].is_object() ? answers[m].value("error", std::string("failed")) : std::string("did not answer")).at_peer(fleet_->name(m).to_string()).at_stage("train");
+    fleet_->stepped(step);
     fleet_->synchronizer().mark_stale();
     return {};
   }
 
   Status one_version(int step) {
-    if (const auto dead = fleet_->dead(); !dead.empty()) REFIT_TRY(repair());
+    if (!fleet_->dead().empty()) REFIT_TRY(repair());
     REFIT_TRY(train(step));
     REFIT_ASSIGN(const sync::SyncReport report, fleet_->synchronizer().sync_weights(step));
-    const json row = describe(report, step);
+    json row = describe(report, step);
+    if (!report.ok()) row["targets"] = targets_now();
     versions_.push_back(row);
     print(row, report);
     return {};
@@ -162,7 +164,7 @@ class Demo {
     if (!row["witness_error"].get<std::string>().empty()) say("     WITNESS: " + row["witness_error"].get<std::string>());
     if (ok) return;
     for (const std::string& d : fleet_->dead()) say("     died: " + d);
-    for (const json& t : targets_now()) say(fmt::format("     replica {} serves version {} ({})", t["index"].get<int>(), t["version"].get<std::uint64_t>(), t["state"].get<std::string>()));
+    for (const json& t : row["targets"]) say(fmt::format("     replica {} serves version {} ({})", t["index"].get<int>(), t["version"].get<std::uint64_t>(), t["state"].get<std::string>()));
   }
 
   // One row per replica; a replica is what its least advanced rank is.
@@ -203,7 +205,7 @@ class Demo {
       else ok = ok && v["verified"].get<bool>();
     }
     // Each planned death may cost one version; the last one must be whole.
-    ok = ok && failed <= options_.kill.size() && versions_.back()["outcome"] == "committed";
+    ok = ok && failed <= options_.kill.size() + options_.stop.size() && versions_.back()["outcome"] == "committed";
     for (const json& t : targets) ok = ok && t["torn"] == 0 && t["stale_cache"] == 0 && t["version"] == versions_.back()["version"];
     const double rate = versions_.empty() ? 0 : versions_.back()["transfer_gbps"].get<double>();
     say(fmt::format("memory: peak {} on the busiest rank (its shard + one copy; budget includes {} staging, which a mapped transport leaves untouched)", human_bytes(peak), human_bytes(options_.staging_bytes)));
@@ -247,6 +249,7 @@ void setup_demo(CLI::App& app, Context& context) {
   c->add_option("--transport", o->transport, "How weights move")->capture_default_str();
   c->add_option("--steps", o->steps, "Training-like steps after the first version")->check(CLI::NonNegativeNumber)->capture_default_str();
   c->add_option("--kill", o->kill, "ROLE:INDEX[.RANK]@STEP: that process dies there in the first round after version 1; repeatable");
+  c->add_option("--stop", o->stop, "Like --kill with SIGSTOP: the process stands still, and is ended before the next step");
   c->add_option("--share", o->share, "Share of elements that a step changes")->check(CLI::Range(0.0, 1.0))->capture_default_str();
   c->add_option("--seed", o->seed, "Seed of random weights and steps")->capture_default_str();
   c->add_option("--staging-bytes", o->staging_bytes, "refit.staging_bytes")->check(CLI::PositiveNumber)->capture_default_str();

@@ -36,12 +36,6 @@ Result<Kill> parse_kill(const std::string& text) {
   return out;
 }
 
-std::string human_bytes(std::int64_t bytes) {
-  if (bytes >= 1'000'000'000) return fmt::format("{:.2f} GB", static_cast<double>(bytes) * 1e-9);
-  if (bytes >= 1'000'000) return fmt::format("{:.1f} MB", static_cast<double>(bytes) * 1e-6);
-  return fmt::format("{} B", bytes);
-}
-
 std::string MemoryBill::to_string() const {
   return fmt::format("memory: trainer shards {} + snapshots {} + rollout shards {} + shadows {} + processes {} = {}; available {}", human_bytes(source_shards),
                      human_bytes(snapshots), human_bytes(target_shards), human_bytes(shadows), human_bytes(other), human_bytes(total()), human_bytes(have));

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/demo/member.h"
+#include "cli/layouts.h"
 #include "core/core.h"
 #include "model/model.h"
 #include "plan/plan.h"
@@ -13,6 +14,7 @@ namespace refit::cli {
 struct Kill {
   MemberName who;
   std::string phase;
+  bool stop = false;  // SIGSTOP instead of SIGKILL
 };
 // ROLE:INDEX[.RANK]@STEP. Errors: kInvalid listing what is allowed.
 Result<Kill> parse_kill(const std::string& text);
@@ -20,7 +22,7 @@ Result<Kill> parse_kill(const std::string& text);
 struct DemoOptions {
   std::string model = "llama-3.1-8b@layers=1", source = "fsdp=2,tp=2", target = "vllm:tp=2", transport = "shm";
   int steps = 3;
-  std::vector<std::string> kill;
+  std::vector<std::string> kill, stop;
   double share = 0.01;
   std::uint64_t seed = 1;
   std::int64_t staging_bytes = 256 << 20, bucket_bytes = 32 << 20, proof_every = 10;
@@ -39,6 +41,5 @@ struct MemoryBill {
 };
 Result<MemoryBill> make_bill(const DemoOptions& options, const model::Layout& source, const model::Layout& target);
 
-std::string human_bytes(std::int64_t bytes);
 
 }  // namespace refit::cli

@@ -27,8 +27,12 @@ Result<Child> Fleet::launch(std::uint32_t member, bool with_kill) {
   m.budget_bytes = budget_bytes_;
   m.threads = options_.threads;
   m.snapshot = options_.snapshot;
+  m.steps_done = steps_done_;
   for (const Kill& k : kills_)
-    if (with_kill && k.who == who) m.kill_at = k.phase;
+    if (with_kill && k.who == who) {
+      m.kill_at = k.phase;
+      m.kill_stops = k.stop;
+    }
   return Child::start(who.to_string(), m.arguments());
 }
 
@@ -40,11 +44,13 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
   f->shape_.target_instances = static_cast<std::uint32_t>(target->instances());
   f->shape_.target_ranks = static_cast<std::uint32_t>(target->world() / target->instances());
   f->sources_ = f->shape_.sources();
-  for (const std::string& k : options.kill) {
-    REFIT_ASSIGN(const Kill kill, parse_kill(k));
-    if (!f->shape_.slot(kill.who)) return Error(Code::kInvalid, "--kill " + k + ": there is no " + kill.who.to_string());
-    f->kills_.push_back(kill);
-  }
+  for (const bool stop : {false, true})
+    for (const std::string& k : stop ? options.stop : options.kill) {
+      REFIT_ASSIGN(Kill kill, parse_kill(k));
+      kill.stop = stop;
+      if (!f->shape_.slot(kill.who)) return Error(Code::kInvalid, "--kill " + k + ": there is no " + kill.who.to_string());
+      f->kills_.push_back(kill);
+    }
   const Hash128 job{env.random_u64(), env.random_u64()};
   f->job_ = job.hex();
   REFIT_ASSIGN(const std::string base, transport::make_runtime_dir(env, ""));
@@ -99,7 +105,7 @@ std::vector<nlohmann::json> Fleet::ask(const std::string& line, std::optional<Ro
   std::vector<nlohmann::json> out(children_.size());
   std::vector<bool> asked(children_.size());
   for (std::size_t m = 0; m < children_.size(); ++m)
-    asked[m] = (!role || name(m).role == *role) && children_[m].running() && children_[m].socket().send(line).ok();
+    asked[m] = (!role || name(m).role == *role) && children_[m].running() && !children_[m].stopped() && children_[m].socket().send(line).ok();
   for (std::size_t m = 0; m < children_.size(); ++m) {
     if (!asked[m]) continue;
     const Result<std::string> answer = children_[m].socket().receive(deadline);
@@ -110,6 +116,9 @@ std::vector<nlohmann::json> Fleet::ask(const std::string& line, std::optional<Ro
 
 std::vector<std::string> Fleet::dead() {
   std::vector<std::string> out;
+  // A process that stands still is as good as dead; ending it is what an operator would do.
+  for (Child& c : children_)
+    if (c.stopped()) c.kill_and_reap();
   for (Child& c : children_)
     if (!c.running()) out.push_back(c.name() + " (" + c.ending() + ")");
   return out;

@@ -31,6 +31,8 @@ class Fleet {
   Result<std::vector<std::string>> revive();
   // How members that no longer run ended.
   std::vector<std::string> dead();
+  // Trainers that are started from now on have done this many steps.
+  void stepped(std::int64_t steps) { steps_done_ = steps; }
   Status stop();
 
  private:
@@ -42,6 +44,7 @@ class Fleet {
   coordinator::Shape shape_;
   std::string runtime_dir_, control_, job_;
   std::int64_t budget_bytes_ = 0;
+  std::int64_t steps_done_ = 0;
   std::size_t sources_ = 0;
   std::unique_ptr<transport::Mover> mover_;
   std::unique_ptr<sync::WeightSynchronizer> synchronizer_;

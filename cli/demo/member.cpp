@@ -46,8 +46,8 @@ Observer killer(const MemberOptions& o) {
   if (o.kill_at.empty()) return {};
   Phase at{};
   phase_from_string(o.kill_at, at);
-  return [at, round = o.kill_round](const PhaseEvent& e) {
-    if (e.phase == at && e.txn.counter >= round) ::kill(::getpid(), SIGKILL);
+  return [at, round = o.kill_round, signal = o.kill_stops ? SIGSTOP : SIGKILL](const PhaseEvent& e) {
+    if (e.phase == at && e.txn.counter >= round) ::kill(::getpid(), signal);
   };
 }
 
@@ -79,7 +79,8 @@ Status set_up(Process& p) {
     REFIT_ASSIGN(p.trainer, engine::ReferenceTrainer::make(system_env(), layout, rank, &p.budget));
     REFIT_TRY(p.model.fill(*p.trainer, o.seed));
     REFIT_ASSIGN(p.source, agent::make_source_agent(a, *p.trainer));
-    p.source->publish(0, "policy");
+    for (std::int64_t step = 1; step <= o.steps_done; ++step) p.trainer->step(p.rule, step);
+    p.source->publish(o.steps_done, "policy");
   } else {
     REFIT_ASSIGN(p.engine, engine::ReferenceEngine::make(layout, rank, &p.budget));
     REFIT_ASSIGN(p.target, agent::make_target_agent(a, *p.engine, *p.engine));
@@ -144,6 +145,8 @@ std::vector<std::string> MemberOptions::arguments() const {
                                   "--runtime-dir", runtime_dir, "--control", control, "--job", job, "--seed", number(seed), "--share", std::to_string(share),
                                   "--staging-bytes", std::to_string(staging_bytes), "--budget-bytes", std::to_string(budget_bytes), "--threads", std::to_string(threads)};
   if (!kill_at.empty()) out.insert(out.end(), {"--kill-at", kill_at, "--kill-round", number(kill_round)});
+  if (steps_done > 0) out.insert(out.end(), {"--steps-done", std::to_string(steps_done)});
+  if (kill_stops) out.push_back("--kill-stops");
   if (snapshot) out.push_back("--snapshot");
   return out;
 }
@@ -193,6 +196,8 @@ void setup_member(CLI::App& app, Context& context) {
   c->add_option("--threads", options->threads);
   c->add_option("--kill-at", options->kill_at);
   c->add_option("--kill-round", options->kill_round);
+  c->add_option("--steps-done", options->steps_done);
+  c->add_flag("--kill-stops", options->kill_stops);
   c->add_flag("--snapshot", options->snapshot);
   c->callback([options, role, &context] {
     options->role = *role == "source" ? Role::kSource : Role::kTarget;

@@ -1,0 +1,90 @@
+"""Real processes that die or stop at each named step of a round: all or nothing, the error names the peer, the next
+sync repairs, nothing is left behind.
+
+Usage: faults.py REFIT_BINARY [CASE …]. A case is ROLE:INDEX.RANK@STEP, with !stop for SIGSTOP instead of SIGKILL.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import tiny_model  # noqa: E402
+
+REFIT = sys.argv[1]
+# Before the decision the version aborts; after it, it stands, and the member that died is missing.
+BEFORE, AFTER = "aborted", "committed_incomplete"
+SOURCE = {"begin": BEFORE, "seal": BEFORE, "lend": BEFORE, "voted": BEFORE}
+TARGET = {"begin": BEFORE, "transfer": BEFORE, "staged": BEFORE, "voted": BEFORE, "decided": AFTER, "gated": AFTER, "copying": AFTER, "applied": AFTER}
+CASES = [f"source:0.1@{s}" for s in SOURCE] + [f"target:1.2@{s}" for s in TARGET] + ["target:0.0@transfer!stop", "source:0.2@lend!stop", "target:1.1@copying!stop"]
+DEADLINE_S = 60  # of a whole demo with one fault; stalls are cut at STALL_S
+STALL_S = 3
+
+
+def leftovers():
+    base = pathlib.Path(os.environ["XDG_RUNTIME_DIR"])
+    return [str(p) for p in base.rglob("*") if not (p.is_dir() and p.name.startswith("refit-"))]
+
+
+def run(case, model):
+    stop = case.endswith("!stop")
+    step = case.removesuffix("!stop")
+    command = [REFIT, "demo", "--model", str(model), "--source", "fsdp=2,tp=2", "--target", "vllm:tp=3,replicas=2", "--steps", "2", "--bucket-bytes", "65536",
+               "--stall-timeout-s", str(STALL_S), "--stop" if stop else "--kill", step, "--json"]
+    start = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    seconds = time.monotonic() - start
+    assert done.stdout, f"{case}: nothing on stdout; {done.stderr}"
+    return json.loads(done.stdout), done.returncode, seconds
+
+
+def check(case, report, code):
+    role, name = case.split(":")[0], case.split("@")[0]
+    step = case.split("@")[1].removesuffix("!stop")
+    expected = {"source": SOURCE, "target": TARGET}[role][step]
+    first, hit, repaired = report["versions"]
+    assert first["outcome"] == "committed" and first["verified"], first
+    # A member that dies after the commit was told may be counted either way by the time the call returns.
+    allowed = {expected} | ({"committed"} if step == "applied" else set())
+    assert hit["outcome"] in allowed, (hit["outcome"], hit["error"])
+    if hit["outcome"] != "committed":
+        assert hit["stale"], "is_stale was cleared by a round that did not reach everybody"
+        error = hit["error"]
+        assert error and error["peer"] == name, f"the error does not name {name}: {error}"
+        assert error["stage"] and error["message"], error
+    # The replica without a fault serves one whole version: the old one after an abort, the new one after a commit.
+    survivor = hit["targets"][0 if name.startswith("target:1") or role == "source" else 1]
+    number = first["version"] if hit["outcome"] == "aborted" else hit["version"]
+    assert survivor["version"] == number and survivor["state"] == "Serving", survivor
+    assert repaired["outcome"] == "committed" and repaired["verified"] and repaired["version"] > first["version"], repaired
+    for t in report["targets"]:
+        assert t["version"] == repaired["version"] and t["torn"] == 0 and t["stale_cache"] == 0, t
+    assert report["ok"] and code == 0, (report["ok"], code)
+
+
+def main():
+    cases = sys.argv[2:] or CASES
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="refit-procs-") as scratch:
+        os.environ["XDG_RUNTIME_DIR"] = scratch + "/run"
+        os.mkdir(scratch + "/run", 0o700)
+        model = tiny_model.write(scratch + "/model")
+        for case in cases:
+            try:
+                report, code, seconds = run(case, model)
+                check(case, report, code)
+                assert not leftovers(), f"left behind: {leftovers()}"
+                hit = report["versions"][1]
+                print(f"ok   {case:26} {hit['outcome']:21} {seconds:5.1f} s  {(hit['error'] or {}).get('message', '')}", flush=True)
+            except (AssertionError, subprocess.TimeoutExpired, json.JSONDecodeError, ValueError) as e:
+                failed += 1
+                print(f"FAIL {case:26} {type(e).__name__}: {e}", flush=True)
+    print(f"{len(cases) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
