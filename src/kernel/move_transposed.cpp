@@ -13,11 +13,11 @@ constexpr std::int64_t kLine = 64;
 // quarter of the speed here: bursts of several lines are what matters.
 constexpr std::int64_t kBurst = 512;
 // Bytes read from one source row at a time (into L2), and turned at a time (in L1). Reading single lines at the pitch
-// of a row gets half of what runs of 512 bytes get.
-constexpr std::int64_t kWide = 512;
+// of a row gets half of what runs of this length get.
+constexpr std::int64_t kWide = 1024;
 constexpr std::int64_t kPitch = kWide + kLine;  // rows of a tile must not all meet in the same cache sets
 constexpr std::int64_t kTurn = kLine;
-constexpr std::int64_t kRowsAhead = 8;
+constexpr std::int64_t kRowsAhead = 4;
 
 // The matrix: rows run along the destination (loop count-1), columns along the source (loop count-2).
 struct Matrix {
