@@ -88,13 +88,11 @@ std::string machine() {
 }
 
 namespace {
-constexpr std::int64_t kSlice = 4 << 20;
-// Runs body(offset, bytes) over equal slices, one per thread and a few more.
+// Runs body(offset, bytes) over one slice per thread.
 template <typename Body>
 void sliced(ThreadPool& pool, std::int64_t bytes, const Body& body) {
-  const std::int64_t slices = pool.threads() == 1 ? 1 : ceil_div(bytes, kSlice);
-  const std::int64_t each = ceil_div(ceil_div(bytes, slices), 64) * 64;
-  pool.parallel_for(slices, [&](std::int64_t i) {
+  const std::int64_t each = ceil_div(ceil_div(bytes, pool.threads()), 64) * 64;
+  pool.parallel_for(pool.threads(), [&](std::int64_t i) {
     const std::int64_t begin = std::min(bytes, i * each), end = std::min(bytes, begin + each);
     if (begin < end) body(begin, end - begin);
   });

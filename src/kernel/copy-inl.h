@@ -53,34 +53,16 @@ HWY_INLINE void stream_row(char* dst, const char* src, std::int64_t bytes, Prefe
   if (body != bytes) std::memcpy(dst + body, src + body, static_cast<std::size_t>(bytes - body));
 }
 
-// One full line per row: the packed tiles of a transpose.
-HWY_INLINE void copy_line_rows(const CopyRows& c) {
-  const hn::ScalableTag<std::uint8_t> d;
-  using D = decltype(d);
-  constexpr std::int64_t kStep = static_cast<std::int64_t>(hn::MaxLanes(D()));
-  auto* to = reinterpret_cast<std::uint8_t*>(c.dst);
-  const auto* from = reinterpret_cast<const std::uint8_t*>(c.src);
-  for (std::int64_t r = 0; r < c.rows; ++r, to += c.dst_pitch, from += c.src_pitch) {
-    if (c.prefetch.delta != 0) fetch<false>(reinterpret_cast<const char*>(from) + c.prefetch.delta);
-#pragma GCC unroll 4
-    for (std::int64_t b = 0; b < kLine; b += kStep) hn::StoreU(hn::LoadU(d, from + b), d, to + b);
-  }
-}
-
 inline void copy_rows(const CopyRows& c) {
   if (c.stream && c.bytes >= kLeastStream) {
     for (std::int64_t r = 0; r < c.rows; ++r) stream_row(c.dst + r * c.dst_pitch, c.src + r * c.src_pitch, c.bytes, c.prefetch);
-    return;
-  }
-  if (c.bytes == kLine) {
-    copy_line_rows(c);
     return;
   }
   const auto bytes = static_cast<std::size_t>(c.bytes);
   for (std::int64_t r = 0; r < c.rows; ++r) {
     const char* from = c.src + r * c.src_pitch;
     if (c.prefetch.delta != 0)
-      for (std::int64_t b = 0; b < c.bytes; b += kLine) fetch<false>(from + b + c.prefetch.delta);
+      for (std::int64_t b = 0; b < c.bytes; b += kLine) c.prefetch.near ? fetch<true>(from + b + c.prefetch.delta) : fetch<false>(from + b + c.prefetch.delta);
     std::memcpy(c.dst + r * c.dst_pitch, from, bytes);
   }
 }

@@ -80,8 +80,8 @@ struct Sums {
   V32 s0, s1, s2, s3;
 };
 
-template <int kItem, int kFetch>
-HWY_INLINE void add_block(const Body<kItem>& body, const char* p, std::int64_t n, std::int64_t at, const AxisTables& t, std::int64_t delta, Sums& s) {
+template <int kItem, int kFetch, bool kStore>
+HWY_INLINE void add_block(const Body<kItem>& body, const char* p, std::int64_t n, std::int64_t at, const AxisTables& t, std::int64_t delta, char* to, Sums& s) {
   constexpr std::int64_t kStep = Body<kItem>::kStep, kBytes = kStep * kItem;
   std::int64_t i = 0;
   const auto one = [&](const char* q, std::int64_t index) HWY_ATTR {
@@ -96,8 +96,13 @@ HWY_INLINE void add_block(const Body<kItem>& body, const char* p, std::int64_t n
     const char* q = p + i * kItem;
     if constexpr (kFetch != 0) __builtin_prefetch(q + delta, 0, kFetch == 1 ? 3 : 2);
 #pragma GCC unroll 4
-    for (std::int64_t k = 0; k < kUnroll; ++k) one(q + k * kBytes, at + i + k * kStep);
+    for (std::int64_t k = 0; k < kUnroll; ++k) {
+      if constexpr (kStore)
+        hn::Stream(hn::LoadU(D16(), reinterpret_cast<const std::uint16_t*>(q + k * kBytes)), D16(), reinterpret_cast<std::uint16_t*>(to + i * kItem + k * kBytes));
+      one(q + k * kBytes, at + i + k * kStep);
+    }
   }
+  if constexpr (kStore) std::memcpy(to + i * kItem, p + i * kItem, static_cast<std::size_t>((n - i) * kItem));
   for (; i + kStep <= n; i += kStep) one(p + i * kItem, at + i);
   if (i < n) {
     alignas(64) char rest[64] = {};
@@ -106,7 +111,7 @@ HWY_INLINE void add_block(const Body<kItem>& body, const char* p, std::int64_t n
   }
 }
 
-template <int kItem, int kFetch>
+template <int kItem, int kFetch, bool kStore>
 HWY_INLINE void rows_body(Acc& acc, const DigestRows& r) {
   const DI32 d;
   const DU32 du;
@@ -119,7 +124,8 @@ HWY_INLINE void rows_body(Acc& acc, const DigestRows& r) {
     for (std::int64_t i = 0; i < r.n; ++u) {
       const std::int64_t at = (r.index + i) & (kBlock - 1), take = std::min(kBlock - at, r.n - i);
       Sums s{hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
-      add_block<kItem, kFetch>(body, p + i * kItem, take, at, *r.tables, r.prefetch.delta, s);
+      char* const to = kStore ? r.store + row * r.store_pitch + i * kItem : nullptr;
+      add_block<kItem, kFetch, kStore>(body, p + i * kItem, take, at, *r.tables, r.prefetch.delta, to, s);
       const V32 sums[kWords] = {s.s0, s.s1, s.s2, s.s3};
 #pragma GCC unroll 4
       for (std::size_t w = 0; w < kWords; ++w)
@@ -130,21 +136,22 @@ HWY_INLINE void rows_body(Acc& acc, const DigestRows& r) {
   for (int w = 0; w < kWords; ++w) hn::Store(hn::BitCast(du, total[w]), du, acc.lane[w]);
 }
 
-template <int kItem>
+template <int kItem, bool kStore>
 HWY_INLINE void rows_of(Acc& acc, const DigestRows& r) {
   if (r.prefetch.delta == 0)
-    rows_body<kItem, 0>(acc, r);
+    rows_body<kItem, 0, kStore>(acc, r);
   else if (r.prefetch.near)
-    rows_body<kItem, 1>(acc, r);
+    rows_body<kItem, 1, kStore>(acc, r);
   else
-    rows_body<kItem, 2>(acc, r);
+    rows_body<kItem, 2, kStore>(acc, r);
 }
 
 inline void digest_rows(Acc& acc, const DigestRows& r) {
-  if (r.item == 1) return rows_of<1>(acc, r);
-  if (r.item == 2) return rows_of<2>(acc, r);
-  if (r.item == 4) return rows_of<4>(acc, r);
-  rows_of<8>(acc, r);
+  const bool store = r.store != nullptr;
+  if (r.item == 1) return rows_of<1, false>(acc, r);
+  if (r.item == 2) return store ? rows_of<2, true>(acc, r) : rows_of<2, false>(acc, r);
+  if (r.item == 4) return store ? rows_of<4, true>(acc, r) : rows_of<4, false>(acc, r);
+  store ? rows_of<8, true>(acc, r) : rows_of<8, false>(acc, r);
 }
 
 // Values of kLanes32 items as 32-bit lanes, for 1- and 2-byte items.

@@ -87,7 +87,8 @@ void Keyer::digest(const Ops& ops, Acc& acc, const Odometer& at, const Block& b)
     const auto& axis = loops_.axes[static_cast<std::size_t>(vec_.axis)];
     ops.digest_rows(acc, DigestRows{.data = b.data, .pitch = b.pitch, .rows = b.rows, .n = b.n, .index = index, .item = loops_.wire_item,
                                     .tables = &loops_.keys->table(axis.key_axis), .block_key = block_keys(index, b.n),
-                                    .row_key = row_keys_.data(), .halves = &loops_.keys->halves(), .prefetch = b.prefetch});
+                                    .row_key = row_keys_.data(), .halves = &loops_.keys->halves(), .prefetch = b.prefetch,
+                                    .store = b.store, .store_pitch = b.store_pitch});
     return;
   }
   const bool along = row_ != nullptr && row_->axis >= 0 && row_->axis == vec_.axis;

@@ -19,10 +19,17 @@ class Keyer {
     const char* data = nullptr;      // packed items of the wire dtype
     std::int64_t pitch = 0;
     Prefetch prefetch;
+    char* store = nullptr;           // see DigestRows; only where may_store() holds
+    std::int64_t store_pitch = 0;
   };
   void digest(const Ops& ops, Acc& acc, const Odometer& at, const Block& b);
   // True when one call takes many rows at full speed; otherwise each row is keyed by itself.
   bool takes_rows() const { return vec_.axis >= 0 && vec_.step == 1 && (row_ == nullptr || row_->axis != vec_.axis); }
+
+  // Whether a block from this column on can be copied by the digest body itself, for line-aligned destinations.
+  bool may_store(const Odometer& at, std::int64_t column) const {
+    return takes_rows() && loops_.wire_item > 1 && (at.index(vec_.axis) + column) * loops_.wire_item % 64 == 0;
+  }
 
  private:
   void fill_row_keys(const Odometer& at, std::int64_t row, std::int64_t rows);

@@ -8,6 +8,8 @@ namespace {
 
 constexpr std::int64_t kPartBytes = 256 << 10;  // very long runs are cut for the sake of threads
 constexpr std::int64_t kChunkBytes = 4 << 10;   // digested, then copied out of L1
+constexpr std::int64_t kFusedBytes = 64 << 10;  // digested and copied from registers: only the keys must stay in L1
+constexpr std::int64_t kLeastFused = 256;       // shorter rows are mostly partial lines
 constexpr std::int64_t kLongRun = 64 << 10;     // from here a run is its own best prefetcher
 constexpr std::int64_t kNearDelta = 512;
 constexpr std::int64_t kFarBytes = 8 << 10;     // how much of the next rows to have under way
@@ -46,7 +48,8 @@ class RunMover {
     const std::int64_t bytes = n * loops_.wire_item;
     if (bytes < kChunkBytes && keyer_.takes_rows()) {
       const std::int64_t together = std::clamp<std::int64_t>(kChunkBytes / bytes, 1, Keyer::kMaxRows);
-      for (std::int64_t r = 0; r < rows; r += together) chunk(at, r, std::min(together, rows - r), column, n);
+      const bool fused = dst_pitch() % kLine == 0 && fusable(at, 0, column) && bytes >= kLeastFused;
+      for (std::int64_t r = 0; r < rows; r += together) chunk(at, r, std::min(together, rows - r), column, n, fused);
       return;
     }
     for (std::int64_t r = 0; r < rows; ++r) row(at, r, column, n);
@@ -56,28 +59,38 @@ class RunMover {
   std::int64_t src_pitch() const { return row_ == nullptr ? 0 : row_->src; }
   std::int64_t dst_pitch() const { return row_ == nullptr ? 0 : row_->dst; }
 
-  // Chunks end on the destination's line borders, so that no line is written in two halves.
+  // Chunks end on the destination's line borders, so that no line is written in two halves. From such a border on the
+  // digest body can copy too, and chunks may be long.
   void row(const Odometer& at, std::int64_t r, std::int64_t column, std::int64_t n) {
-    const std::int64_t full = kChunkBytes / loops_.wire_item;
-    std::int64_t take = full;
-    if (loops_.dst != nullptr) {
-      const auto address = reinterpret_cast<std::uintptr_t>(at.dst() + r * dst_pitch() + column * loops_.wire_item);
-      const auto past = static_cast<std::int64_t>(address % kLine);
-      if (past % loops_.wire_item == 0) take -= past / loops_.wire_item;
-    }
-    for (std::int64_t done = 0; done < n; take = full) {
-      take = std::min(take, n - done);
-      chunk(at, r, 1, column + done, take);
+    const std::int64_t item = loops_.wire_item;
+    std::int64_t past = 0;
+    if (loops_.dst != nullptr) past = past_line(at.dst() + r * dst_pitch() + column * item);
+    if (past % item != 0) past = 0;
+    for (std::int64_t done = 0; done < n;) {
+      const bool fused = fusable(at, r, column + done);
+      const std::int64_t take = std::min(((fused ? kFusedBytes : kChunkBytes) - past) / item, n - done);
+      chunk(at, r, 1, column + done, take, fused);
       done += take;
+      past = 0;
     }
   }
 
-  void chunk(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t column, std::int64_t n) {
-    const char* data = at.src() + r * src_pitch() + column * loops_.wire_item;
-    Prefetch ahead = prefetch_;
-    if (ahead.near && ahead.delta != 0) ahead.delta = kChunkBytes;
-    keyer_.digest(ops_, out_.acc, at, {.row = r, .rows = rows, .column = column, .n = n, .data = data, .pitch = src_pitch(), .prefetch = ahead});
-    if (loops_.dst != nullptr) copy(at, r, rows, column, n, {});
+  static std::int64_t past_line(const char* p) { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p) % kLine); }
+  bool fusable(const Odometer& at, std::int64_t r, std::int64_t column) const {
+    return large_ && loops_.dst != nullptr && past_line(at.dst() + r * dst_pitch() + column * loops_.wire_item) == 0 && keyer_.may_store(at, column);
+  }
+
+  void chunk(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t column, std::int64_t n, bool fused) {
+    const std::int64_t offset = column * loops_.wire_item;
+    Keyer::Block b{.row = r, .rows = rows, .column = column, .n = n, .data = at.src() + r * src_pitch() + offset, .pitch = src_pitch(), .prefetch = prefetch_};
+    if (fused) {
+      b.store = at.dst() + r * dst_pitch() + offset;
+      b.store_pitch = dst_pitch();
+    } else if (b.prefetch.near && b.prefetch.delta != 0) {
+      b.prefetch.delta = kChunkBytes;
+    }
+    keyer_.digest(ops_, out_.acc, at, b);
+    if (loops_.dst != nullptr && !fused) copy(at, r, rows, column, n, {});
   }
 
   void copy(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t column, std::int64_t n, Prefetch ahead) {

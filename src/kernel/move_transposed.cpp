@@ -12,7 +12,12 @@ constexpr std::int64_t kLine = 64;
 // Bytes written to one destination row at a time. Streaming stores that hop between rows after every line run at a
 // quarter of the speed here: bursts of several lines are what matters.
 constexpr std::int64_t kBurst = 512;
-constexpr std::int64_t kWide = kLine;  // bytes read from one source row at a time
+// Bytes read from one source row at a time (into L2), and turned at a time (in L1). Reading single lines at the pitch
+// of a row gets half of what runs of this length get.
+constexpr std::int64_t kWide = 1024;
+constexpr std::int64_t kPitch = kWide + kLine;  // rows of a tile must not all meet in the same cache sets
+constexpr std::int64_t kTurn = kLine;
+constexpr std::int64_t kRowsAhead = 4;
 
 // The matrix: rows run along the destination (loop count-1), columns along the source (loop count-2).
 struct Matrix {
@@ -54,13 +59,17 @@ class TransposeMover {
 
  private:
   void tile(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t columns) {
-    const char* src = at.src() + r * m_.rows.src + c * m_.item;
-    char* dst = at.dst() + r * m_.item + c * m_.columns.dst;
-    ops_.copy_rows({.dst = packed_, .dst_pitch = kWide, .src = src, .src_pitch = m_.rows.src, .rows = rows, .bytes = columns * m_.item,
-                    .stream = false, .prefetch = large_ ? Prefetch{kWide, false} : Prefetch{}});
+    const Prefetch ahead = large_ ? Prefetch{kRowsAhead * m_.rows.src, true} : Prefetch{};
+    ops_.copy_rows({.dst = packed_, .dst_pitch = kPitch, .src = at.src() + r * m_.rows.src + c * m_.item, .src_pitch = m_.rows.src, .rows = rows,
+                    .bytes = columns * m_.item, .stream = false, .prefetch = ahead});
     if (loops_.keys != nullptr)
-      keyer_.digest(ops_, out_.acc, at, {.row = r, .rows = rows, .column = c, .n = columns, .data = packed_, .pitch = kWide, .prefetch = {}});
-    Tile tile{.dst = dst, .dst_pitch = m_.columns.dst, .src = packed_, .src_pitch = kWide, .rows = rows, .columns = columns, .item = m_.item};
+      keyer_.digest(ops_, out_.acc, at, {.row = r, .rows = rows, .column = c, .n = columns, .data = packed_, .pitch = kPitch, .prefetch = {}});
+    for (std::int64_t done = 0, take = kTurn / m_.item; done < columns; done += take)
+      turn(at.dst() + r * m_.item + (c + done) * m_.columns.dst, packed_ + done * m_.item, rows, std::min(take, columns - done));
+  }
+
+  void turn(char* dst, const char* packed, std::int64_t rows, std::int64_t columns) {
+    Tile tile{.dst = dst, .dst_pitch = m_.columns.dst, .src = packed, .src_pitch = kPitch, .rows = rows, .columns = columns, .item = m_.item};
     if (!large_) return ops_.transpose_tile(tile);
     tile.dst = turned_;
     tile.dst_pitch = kBurst;
@@ -75,8 +84,8 @@ class TransposeMover {
   bool large_;
   Moved& out_;
   Keyer keyer_;
-  alignas(64) char packed_[Keyer::kMaxRows * kWide];
-  alignas(64) char turned_[kBurst * kWide];
+  alignas(64) char packed_[Keyer::kMaxRows * kPitch];
+  alignas(64) char turned_[kBurst * kTurn];
 };
 
 }  // namespace

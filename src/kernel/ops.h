@@ -39,6 +39,10 @@ struct DigestRows {
   const Words* row_key;    // product of all other keys, per row
   const HalfKeys* halves;
   Prefetch prefetch;
+  // Where given, the rows are also copied there with streaming stores, from the same registers. Then items have 2 bytes
+  // or more, and each row's address and its index in bytes are multiples of 64.
+  char* store = nullptr;
+  std::int64_t store_pitch = 0;
 };
 
 // `n` packed items whose keys on the vector axis are spelled out: for steps other than 1.

@@ -9,6 +9,7 @@ void digest_rows_scalar(Acc& acc, const DigestRows& r) {
   for (std::int64_t row = 0; row < r.rows; ++row) {
     const char* p = r.data + row * r.pitch;
     const std::int64_t first_block = r.index >> kBlockShift;
+    if (r.store != nullptr) std::memcpy(r.store + row * r.store_pitch, p, static_cast<std::size_t>(r.n * r.item));
     for (std::int64_t i = 0; i < r.n; ++i, p += r.item) {
       const std::int64_t index = r.index + i;
       const Words& u = r.block_key[(index >> kBlockShift) - first_block];

@@ -127,8 +127,8 @@ OwnedJob matrix(Random& random, std::int64_t rows, std::int64_t columns, DType t
   out.extents = {rows, columns};
   out.axis = {0, 1};
   out.steps = {1, 1};
-  out.origin = {3, 250};
-  out.shape = {rows + 10, columns + 300};
+  out.origin = {3, std::vector<std::int64_t>{250, 256, 320}[static_cast<std::size_t>(random.below(3))]};
+  out.shape = {rows + 10, columns + 400};
   out.from = out.wire = out.to = type;
   const auto strides = [&](bool turned) {
     return turned ? Dims{item, rows * item + gap} : Dims{columns * item + gap, item};
@@ -166,6 +166,35 @@ TEST(Run, TailsAndAlignmentsOfRowsAndTransposes) {
       for (const std::string& isa : available_isas()) {
         ASSERT_TRUE(force_isa(isa).ok());
         std::copy(before.begin(), before.end(), base.dst.begin());
+        run({}, std::span(&job, 1), std::span(&got, 1));
+        EXPECT_TRUE(base.dst == expected) << isa;
+        EXPECT_EQ(got, want) << isa;
+      }
+    }
+  }
+  ASSERT_TRUE(force_isa(available_isas().front()).ok());
+}
+
+// Line-aligned destinations, where one body digests and streams: long rows, short rows, tails of every length.
+TEST(Run, DigestAndStreamFromTheSameRegisters) {
+  const std::uint64_t seed = test_seed(0x5eed07);
+  Random random(seed);
+  for (const DType type : {DType::kU8, DType::kBF16, DType::kF32, DType::kI64}) {
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t item = item_size(type), columns = (i % 2 == 0 ? 256 : 9000) / item + random.below(80), gap = 64 * ceil_div(columns * item, 64) - columns * item;
+      const std::int64_t rows = (std::int64_t{1} << 20) / (columns * item) + 2;
+      SCOPED_TRACE(::testing::Message() << "seed " << seed << " type " << to_string(type) << " " << rows << "x" << columns);
+      OwnedJob base = matrix(random, rows, columns, type, false, false, 0, gap);
+      base.origin[1] = 64 * random.below(5);
+      base.src_at += random.below(5);
+      const DigestKeys keys = DigestKeys::make(seed, "m", base.shape);
+      const Job job = base.job(&keys);
+      Digest want, got;
+      run_reference(std::span(&job, 1), std::span(&want, 1));
+      const std::vector<char> expected = base.dst;
+      for (const std::string& isa : available_isas()) {
+        ASSERT_TRUE(force_isa(isa).ok());
+        for (std::int64_t r = 0; r < rows; ++r) std::memset(base.dst.data() + base.dst_at + r * base.dst_strides[0], 0, static_cast<std::size_t>(columns * item));
         run({}, std::span(&job, 1), std::span(&got, 1));
         EXPECT_TRUE(base.dst == expected) << isa;
         EXPECT_EQ(got, want) << isa;
