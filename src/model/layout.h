@@ -59,10 +59,17 @@ struct Parameter {
   std::int64_t offset = 0;   // bytes in the buffer, row-major from there
 };
 
+// Where one shard of one tensor lies in one rank's memory.
+struct Place {
+  std::uint32_t buffer = 0;
+  std::int64_t offset = 0;  // address of the shard's first element
+  friend bool operator==(const Place&, const Place&) = default;
+};
+
 // Everything one rank holds. Holdings are ordered by (tensor, box origin, offset).
 struct RankLayout {
   Rank rank;
-  std::string host;                  // ranks with equal host share a machine; unique when not stated
+  std::string host;                  // ranks with equal host share a machine; empty: a host of its own
   std::vector<BufferSpec> buffers;
   std::vector<Holding> holdings;
   std::vector<Parameter> parameters;  // empty for explicit layouts
@@ -80,6 +87,8 @@ struct PatternShard {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> progressions;  // (count, step)
   std::int64_t owners() const;
   std::vector<Rank> list() const;  // sorted
+  bool owned_by(Rank rank) const;
+  bool same_place(const Holding& h) const;  // equal view, box, strides and dtype
 };
 struct Pattern {
   Dims shape;
@@ -106,17 +115,23 @@ class Layout {
   // Canonical digest: independent of key order and white space of any file it came from.
   virtual Hash128 digest() const = 0;
   virtual Result<RankLayout> expand(Rank rank) const = 0;
-  virtual std::string host(Rank rank) const = 0;
+  virtual std::string host(Rank rank) const = 0;  // empty: a host of its own
   // Patterns, and for each tensor (by TensorId) the index of its pattern. Shards that depend on the tensor's global
   // identity (an expert that lives on one EP rank) make patterns of their own.
   virtual std::span<const Pattern> patterns() const = 0;
   virtual std::span<const std::uint32_t> pattern_of() const = 0;
+  // For each of `tensors`, and for each shard of its pattern (in order) that `rank` owns: where it lies. The planner
+  // asks this of every sender of a rank; the default goes through expand(), a layout that can be quicker overrides it.
+  virtual Result<std::vector<Place>> places(Rank rank, std::span<const TensorId> tensors) const;
   virtual const Recipe* recipe() const { return nullptr; }
   // JSON from which read_layout() makes an equal layout (recipe with config, or explicit holdings).
   virtual std::string serialise() const = 0;
 };
 
-// The layout of `ranks` explicit ranks. Errors: kInvalid naming rank, holding and rule for anything that design.md's
+// places() of a layout whose expansion for that rank is at hand.
+Result<std::vector<Place>> places_in(const Layout& layout, const RankLayout& mine, std::span<const TensorId> tensors);
+
+// The layout of `ranks` explicit ranks, in any order; ranks that are missing below the highest one hold nothing. Errors: kInvalid naming rank, holding and rule for anything that design.md's
 // layout-file contract refuses (boxes outside the shape, bytes outside the buffer, unknown tensors, bad strides…).
 Result<std::shared_ptr<const Layout>> explicit_layout(Catalogue catalogue, std::vector<RankLayout> ranks, std::int64_t instances = 1);
 
