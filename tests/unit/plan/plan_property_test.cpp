@@ -8,30 +8,17 @@
 
 #include "plan/plan.h"
 #include "unit/plan/random_layouts.h"
+#include "unit/plan/reference.h"
 
 namespace refit::plan {
 namespace {
 
-using Memory = std::vector<std::vector<std::uint8_t>>;  // of one rank, by buffer
+using testing::each_element;
+using testing::linear;
+using testing::Memory;
 using Element = std::pair<std::string, std::int64_t>;   // logical tensor, linear index
 
 std::string root_name(const std::string& name) { return name == "z" ? "t0" : name; }
-
-// All logical indices of a holding with their byte addresses.
-void each_element(const model::Holding& h, const std::function<void(const Dims&, std::int64_t)>& visit) {
-  const std::vector<int> axis = h.view.axis_of();
-  const Dims steps = h.view.steps();
-  Dims index(h.view.radices.size(), 0);
-  const std::function<void(std::size_t, std::int64_t)> walk = [&](std::size_t k, std::int64_t at) {
-    if (k == h.box.size()) return visit(index, at);
-    for (std::int64_t i = h.box[k].lo; i < h.box[k].hi; ++i) {
-      index[static_cast<std::size_t>(axis[k])] += i * steps[k];
-      walk(k + 1, at + (i - h.box[k].lo) * h.strides[k]);
-      index[static_cast<std::size_t>(axis[k])] -= i * steps[k];
-    }
-  };
-  walk(0, h.offset);
-}
 
 void each_loop(const Geometry& g, const Dims& origin, const std::function<void(const Dims&, std::int64_t, std::int64_t)>& visit) {
   Dims index = origin;
@@ -45,12 +32,6 @@ void each_loop(const Geometry& g, const Dims& origin, const std::function<void(c
     }
   };
   walk(0, 0, 0);
-}
-
-std::int64_t linear(const Dims& shape, const Dims& index) {
-  std::int64_t out = 0;
-  for (std::size_t a = 0; a < shape.size(); ++a) out = out * shape[a] + index[a];
-  return out;
 }
 
 class World2 {
@@ -68,15 +49,7 @@ class World2 {
   }
 
   Memory fill(const model::Layout& layout, Rank r) const {
-    const auto held = layout.expand(r).value();
-    Memory out;
-    for (const auto& b : held.buffers) out.emplace_back(static_cast<std::size_t>(b.bytes), b.fill);
-    for (const auto& h : held.holdings)
-      each_element(h, [&](const Dims& index, std::int64_t at) {
-        const std::uint64_t v = value(layout.catalogue(), h.tensor.value, index);
-        std::memcpy(&out[h.buffer][static_cast<std::size_t>(at)], &v, static_cast<std::size_t>(item_size(h.dtype)));
-      });
-    return out;
+    return testing::fill(layout, r, [&](std::uint32_t tensor, const Dims& index) { return value(layout.catalogue(), tensor, index); });
   }
 
   void run() {
