@@ -79,7 +79,7 @@ bool same(const TargetState& a, const TargetState& b);
 struct Survived {
   wire::CommitWord word;
   Version live;
-  wire::Digest4 live_digest;
+  std::optional<wire::Digest4> live_digest;
   bool gate_open = false;
 };
 

@@ -18,6 +18,14 @@ Staleness next(const Staleness& state, StaleEvent event) {
       s.open = false;
       break;
     case StaleEvent::kIncomplete:
+      s.late = s.open;
+      s.late_covered = s.covered;
+      s.open = false;
+      break;
+    case StaleEvent::kLateApplied:
+      // Its bytes are older than anything a round in hand will bring: that one clears, or a mark still stands.
+      if (s.late && !s.open && s.late_covered == s.marks) s.stale = false;
+      s.late = false;
       break;
     case StaleEvent::kAllApplied:
       // A mark during the round came, for all we know, after some source was sealed: it is not covered.

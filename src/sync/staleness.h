@@ -11,8 +11,10 @@ namespace refit::sync {
 struct Staleness {
   bool stale = true;
   std::uint64_t marks = 0;     // mark_stale() calls so far
-  std::uint64_t covered = 0;   // marks that the round in hand (or left unfinished) covers
-  bool open = false;           // a round covers `covered` marks and has not ended in abort
+  std::uint64_t covered = 0;   // marks that the round in hand covers
+  bool open = false;           // a round is in hand
+  std::uint64_t late_covered = 0;  // marks that the round left unfinished covers
+  bool late = false;               // a committed (or doubtful) round was left unfinished
   friend bool operator==(const Staleness&, const Staleness&) = default;
 };
 
@@ -21,9 +23,10 @@ enum class StaleEvent : std::uint8_t {
   kRoundStart,   // before anything is sealed: marks from here on are not covered
   kAborted,      // outcome aborted(v)
   kIncomplete,   // committed_incomplete or in_doubt: the round may still be finished later
-  kAllApplied,   // every member of the journaled membership applied this round's txn
+  kAllApplied,   // every member of the journaled membership applied the txn of the round in hand
+  kLateApplied,  // likewise, of the round left unfinished (the coordinator's Finished)
 };
-inline constexpr int kStaleEvents = 5;
+inline constexpr int kStaleEvents = 6;
 
 Staleness next(const Staleness& state, StaleEvent event);
 inline bool is_stale(const Staleness& state) { return state.stale; }
