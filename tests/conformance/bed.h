@@ -32,6 +32,8 @@ class Bed {
   virtual bool single_threaded() const { return false; }
   // How long a check waits for what must come. Broken movers are given less.
   double patience_s = 10;
+  // How far past a deadline a call may return on a loaded machine.
+  double slack_s = 5;
   std::string runtime_dir;
   Hash128 job = hash128("conformance");
 
@@ -60,6 +62,12 @@ inline Error broken(std::string what) { return Error(Code::kInternal, std::move(
 // In a check: the expectation, and what its failure means.
 #define REFIT_MUST(condition, ...) \
   do { if (!(condition)) return ::refit::conformance::broken(std::string(#condition) + ": " + std::string(__VA_ARGS__)); } while (false)
+
+// The error of a result; of a success one that no expectation matches.
+template <typename T>
+Error err(const Result<T>& result) {
+  return result.ok() ? Error(Code::kInternal, "it succeeded") : result.error();
+}
 
 struct Check {
   const char* name;

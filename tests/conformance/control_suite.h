@@ -95,14 +95,14 @@ inline Status control_order_and_once(Bed& bed) {
   }
   REFIT_MUST(salt_of.size() == 4, "peer numbers are distinct");
   constexpr std::uint32_t kEach = 200;
-  for (std::uint32_t i = 0; i < kEach; ++i)
-    for (std::uint32_t m = 0; m < 4; ++m) REFIT_TRY(members[m]->send(0, message(10 + i, m * 1000 + i)));
+  for (std::uint32_t m = 0; m < 4; ++m)
+    for (std::uint32_t i = 0; i < kEach; ++i) REFIT_TRY(members[m]->send(0, message(10 + i, m * 1000 + i)));
   for (std::uint32_t i = 0; i < 4 * kEach; ++i) {
     REFIT_ASSIGN(const ControlMessage got, s.hub->next(s.patience()));
     const std::uint32_t n = seen[got.peer]++;
     REFIT_MUST(got.bytes == message(10 + n, salt_of.at(got.peer) * 1000 + n), "lost, repeated, reordered or changed");
   }
-  REFIT_MUST(s.hub->next(Deadline::after_ns(30'000'000)).error().code == Code::kTimeout, "more messages than were sent");
+  REFIT_MUST(err(s.hub->next(Deadline::after_ns(30'000'000))).code == Code::kTimeout, "more messages than were sent");
   return {};
 }
 
@@ -111,7 +111,7 @@ inline Status control_send_before_connected(Bed& bed) {
   REFIT_TRY(s.hub->close(s.patience()));
   REFIT_ASSIGN(auto early, s.open(false));  // nobody listens yet
   REFIT_TRY(early->send(0, message(5, 1)));
-  REFIT_MUST(early->next(Deadline::after_ns(30'000'000)).error().code == Code::kTimeout, "nothing can have come");
+  REFIT_MUST(err(early->next(Deadline::after_ns(30'000'000))).code == Code::kTimeout, "nothing can have come");
   REFIT_ASSIGN(s.hub, s.open(true));
   REFIT_ASSIGN(const ControlMessage got, s.hub->next(s.patience()));
   REFIT_MUST(got.bytes == message(5, 1), "the first message is kept until there is a coordinator");
@@ -125,13 +125,13 @@ inline Status control_close_is_seen(Bed& bed) {
   REFIT_TRY(a.first->send(0, message(3, 1)));
   REFIT_TRY(a.first->close(s.patience()));
   REFIT_TRY(a.first->close(s.patience()));
-  REFIT_MUST(a.first->send(0, message(3, 1)).error().code == Code::kCancelled, "a closed lane is refused");
-  REFIT_MUST(a.first->next(s.patience()).error().code == Code::kCancelled, "a closed lane is refused");
+  REFIT_MUST(err(a.first->send(0, message(3, 1))).code == Code::kCancelled, "a closed lane is refused");
+  REFIT_MUST(err(a.first->next(s.patience())).code == Code::kCancelled, "a closed lane is refused");
   REFIT_ASSIGN(const ControlMessage last, s.hub->next(s.patience()));
   REFIT_MUST(last.peer == a.second, "what was sent before close arrives");
   REFIT_ASSIGN(const Liveness gone, s.event(*s.hub, PeerEvent::kGone));
   REFIT_MUST(gone.peer == a.second, "the wrong peer is gone");
-  REFIT_MUST(s.hub->send(a.second, message(1, 1)).error().code == Code::kPeerLost, "sending to a peer that is gone");
+  REFIT_MUST(err(s.hub->send(a.second, message(1, 1))).code == Code::kPeerLost, "sending to a peer that is gone");
   // The other one is not touched, and who comes back is a new peer.
   REFIT_TRY(s.hub->send(b.second, message(2, 2)));
   REFIT_ASSIGN(const ControlMessage kept, b.first->next(s.patience()));
@@ -150,8 +150,8 @@ inline Status control_hub_close_is_seen(Bed& bed) {
   REFIT_MUST(gone.peer == 0, "the coordinator is peer 0");
   REFIT_ASSIGN(const ControlMessage last, a.first->next(s.patience()));
   REFIT_MUST(last.bytes == message(9, 3), "what came before the end is still handed out");
-  REFIT_MUST(a.first->next(s.patience()).error().code == Code::kPeerLost, "then the loss is told");
-  REFIT_MUST(a.first->send(0, message(1, 1)).error().code == Code::kPeerLost, "the loss sticks");
+  REFIT_MUST(err(a.first->next(s.patience())).code == Code::kPeerLost, "then the loss is told");
+  REFIT_MUST(err(a.first->send(0, message(1, 1))).code == Code::kPeerLost, "the loss sticks");
   // A new coordinator at the same place.
   REFIT_ASSIGN(s.hub, s.open(true));
   REFIT_ASSIGN(auto b, s.join());
@@ -163,8 +163,8 @@ inline Status control_abort_sticks(Bed& bed) {
   REFIT_ASSIGN(auto a, s.join());
   s.hub->abort(Error(Code::kCorrupt, "first"));
   s.hub->abort(Error(Code::kTimeout, "second"));
-  REFIT_MUST(s.hub->send(a.second, message(1, 1)).error().message == "first", "send forgot the error");
-  REFIT_MUST(s.hub->next(s.patience()).error().message == "first", "next forgot the error");
+  REFIT_MUST(err(s.hub->send(a.second, message(1, 1))).message == "first", "send forgot the error");
+  REFIT_MUST(err(s.hub->next(s.patience())).message == "first", "next forgot the error");
   REFIT_ASSIGN(const Liveness gone, s.event(*a.first, PeerEvent::kGone));
   REFIT_MUST(gone.peer == 0, "the peer must hear of it");
   return s.hub->close(s.patience());
@@ -194,7 +194,7 @@ inline Status control_bounded_queue(Bed& bed) {
   }
   REFIT_MUST(!last.ok() && last.error().code == Code::kExhausted, "the queue to an absent peer must be bounded");
   REFIT_MUST(taken >= 64, "but it holds a burst");
-  REFIT_MUST(s.hub->send(77, message(1, 1)).error().code != Code::kInternal, "an unknown peer is an error");
+  REFIT_MUST(err(s.hub->send(77, message(1, 1))).code != Code::kInternal, "an unknown peer is an error");
   return {};
 }
 
@@ -226,8 +226,8 @@ inline Status control_send_from_threads(Bed& bed) {
 inline Status control_deadline_holds(Bed& bed) {
   REFIT_ASSIGN(auto s, Star::make(bed));
   const std::int64_t start = monotonic_ns();
-  REFIT_MUST(s.hub->next(Deadline::after_ns(20'000'000)).error().code == Code::kTimeout, "nothing came");
-  REFIT_MUST(monotonic_ns() - start < 5 * kNsPerSecond, "deadline overrun");
+  REFIT_MUST(err(s.hub->next(Deadline::after_ns(20'000'000))).code == Code::kTimeout, "nothing came");
+  REFIT_MUST(monotonic_ns() - start < static_cast<std::int64_t>(bed.slack_s * 1e9), "deadline overrun");
   return {};
 }
 

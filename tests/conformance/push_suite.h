@@ -73,7 +73,7 @@ inline Status push_sizes(Bed& bed) {
   const auto done = p.completions(*p.out, sizes.size());
   REFIT_MUST(done.size() == sizes.size(), "not every post completed");
   for (const Completion& c : done) REFIT_MUST(!c.error && c.member == kTarget, "a post failed");
-  REFIT_MUST(p.in->next(Deadline::after_ns(1'000'000)).error().code == Code::kTimeout, "more leases than posts");
+  REFIT_MUST(err(p.in->next(Deadline::after_ns(1'000'000))).code == Code::kTimeout, "more leases than posts");
   for (std::size_t b = 0; b < sizes.size(); ++b) REFIT_MUST(sent[b] == payload(sizes[b], static_cast<std::uint32_t>(b)), "the sender's bytes changed");
   return p.close();
 }
@@ -120,7 +120,7 @@ inline Status push_bounded_staging(Bed& bed) {
   {
     REFIT_ASSIGN(const Lease held, p.in->next(p.patience()));
     REFIT_MUST(p.completions(*p.out, 1).size() == 1, "the first post completes");
-    REFIT_MUST(p.in->next(Deadline::after_ns(20'000'000)).error().code == Code::kTimeout, "staging is full while the lease is held");
+    REFIT_MUST(err(p.in->next(Deadline::after_ns(20'000'000))).code == Code::kTimeout, "staging is full while the lease is held");
     REFIT_MUST(drain(*p.out).empty(), "the second post was completed without room for it");
   }
   REFIT_TRY(p.in->next(p.patience()));
@@ -151,9 +151,9 @@ inline Status push_abort_with_pending(Bed& bed) {
   const auto done = drain(*p.out);
   REFIT_MUST(done.size() == 5, "one completion per post after abort");
   for (const Completion& c : done) REFIT_MUST(c.error && c.error->message == "first", "completed with another error");
-  REFIT_MUST(post_one(*p.out, 9, bytes).error().message == "first", "post forgot the error");
-  REFIT_MUST(p.out->next(p.patience()).error().message == "first", "next forgot the error");
-  REFIT_MUST(p.out->expect({}).error().message == "first", "expect forgot the error");
+  REFIT_MUST(err(post_one(*p.out, 9, bytes)).message == "first", "post forgot the error");
+  REFIT_MUST(err(p.out->next(p.patience())).message == "first", "next forgot the error");
+  REFIT_MUST(err(p.out->expect({})).message == "first", "expect forgot the error");
   REFIT_TRY(p.out->close(p.patience()));
   REFIT_MUST(drain(*p.out).empty(), "completed again by close");
   // The receiver hears that nothing more will come; the next round is not spoilt.
@@ -177,7 +177,7 @@ inline Status push_close_with_pending(Bed& bed) {
   REFIT_TRY(p.out->close(p.patience()));
   const auto done = drain(*p.out);
   REFIT_MUST(done.size() == 5 && done[0].error && done[0].error->code == Code::kCancelled, "close must complete what is open");
-  REFIT_MUST(post_one(*p.out, 9, bytes).error().code == Code::kCancelled, "a closed lane is refused");
+  REFIT_MUST(err(post_one(*p.out, 9, bytes)).code == Code::kCancelled, "a closed lane is refused");
   return {};
 }
 
@@ -199,8 +199,8 @@ inline Status push_silent_peer(Bed& bed) {
   const Expected expected[] = {{BucketId(1), kSource, 10}};
   REFIT_TRY(p.in->expect(expected));
   const std::int64_t start = monotonic_ns();
-  for (int i = 0; i < 3; ++i) REFIT_MUST(p.in->next(Deadline::after_ns(20'000'000)).error().code == Code::kTimeout, "nothing was sent");
-  REFIT_MUST(monotonic_ns() - start < 5 * kNsPerSecond, "deadline overrun");
+  for (int i = 0; i < 3; ++i) REFIT_MUST(err(p.in->next(Deadline::after_ns(20'000'000))).code == Code::kTimeout, "nothing was sent");
+  REFIT_MUST(monotonic_ns() - start < static_cast<std::int64_t>(bed.slack_s * 1e9), "deadline overrun");
   const Bytes bytes = payload(10, 1);
   REFIT_TRY(post_one(*p.out, 1, bytes));
   REFIT_TRY(p.in->next(p.patience()));  // a timeout leaves the lane usable
@@ -239,7 +239,7 @@ inline Status push_foreign_lanes(Bed& bed) {
   const Bytes bytes = payload(10, 1);
   LaneId id = p.lane_id(kSource);
   id.job = hash128("another job");
-  REFIT_MUST(p.source->open_push(id, p.of_source).error().code == Code::kMismatch, "a lane of another job was opened");
+  REFIT_MUST(err(p.source->open_push(id, p.of_source)).code == Code::kMismatch, "a lane of another job was opened");
   id = p.lane_id(kSource);
   id.incarnation = Incarnation(77);
   REFIT_ASSIGN(auto other_life, p.source->open_push(id, p.of_source));
@@ -250,7 +250,7 @@ inline Status push_foreign_lanes(Bed& bed) {
   REFIT_TRY(p.in->expect(expected));
   REFIT_TRY(post_one(*other_life, 1, bytes));
   REFIT_TRY(post_one(*other_round, 1, bytes));
-  REFIT_MUST(p.in->next(Deadline::after_ns(30'000'000)).error().code == Code::kTimeout, "a foreign frame was taken");
+  REFIT_MUST(err(p.in->next(Deadline::after_ns(30'000'000))).code == Code::kTimeout, "a foreign frame was taken");
   REFIT_MUST(p.target->counters().frames_foreign >= 1, "foreign frames are counted");
   REFIT_TRY(post_one(*p.out, 1, bytes));
   REFIT_TRY(p.in->next(p.patience()));
@@ -261,16 +261,16 @@ inline Status push_refuses_wrong_calls(Bed& bed) {
   REFIT_ASSIGN(auto p, PushPair::make(bed));
   const Bytes bytes = payload(100, 1);
   const std::uint32_t stranger[] = {99}, twice[] = {kTarget, kTarget};
-  REFIT_MUST(post_one(*p.out, 1, bytes, stranger).error().code == Code::kInvalid, "an unknown recipient");
-  REFIT_MUST(post_one(*p.out, 1, bytes, twice).error().code == Code::kInvalid, "a recipient named twice");
-  REFIT_MUST(post_one(*p.out, 1, bytes, {}).error().code == Code::kInvalid, "no recipient");
-  REFIT_MUST(p.in->next(Deadline::after_ns(0)).error().code == Code::kInvalid, "next before expect");
+  REFIT_MUST(err(post_one(*p.out, 1, bytes, stranger)).code == Code::kInvalid, "an unknown recipient");
+  REFIT_MUST(err(post_one(*p.out, 1, bytes, twice)).code == Code::kInvalid, "a recipient named twice");
+  REFIT_MUST(err(post_one(*p.out, 1, bytes, {})).code == Code::kInvalid, "no recipient");
+  REFIT_MUST(err(p.in->next(Deadline::after_ns(0))).code == Code::kInvalid, "next before expect");
   const Expected unknown[] = {{BucketId(1), 99, 1}}, double_bucket[] = {{BucketId(1), kSource, 1}, {BucketId(1), kSource, 1}};
-  REFIT_MUST(p.in->expect(unknown).error().code == Code::kInvalid, "an unknown sender");
-  REFIT_MUST(p.in->expect(double_bucket).error().code == Code::kInvalid, "a bucket expected twice");
+  REFIT_MUST(err(p.in->expect(unknown)).code == Code::kInvalid, "an unknown sender");
+  REFIT_MUST(err(p.in->expect(double_bucket)).code == Code::kInvalid, "a bucket expected twice");
   const Expected small[] = {{BucketId(1), kSource, 99}, {BucketId(2), kSource, 10}};
   REFIT_TRY(p.in->expect(small));
-  REFIT_MUST(p.in->expect(small).error().code == Code::kInvalid, "expect twice");
+  REFIT_MUST(err(p.in->expect(small)).code == Code::kInvalid, "expect twice");
   REFIT_MUST(drain(*p.out).empty(), "a refused post has no completion");
   REFIT_TRY(post_one(*p.out, 7, bytes));  // nobody expects it
   auto done = p.completions(*p.out, 1);

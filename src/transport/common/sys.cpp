@@ -21,14 +21,14 @@ namespace refit::transport {
 namespace {
 
 constexpr std::size_t kLongestSocketName = 40;  // of ours, with the slash
-constexpr std::int64_t kDirLockNs = 5 * kNsPerSecond;
+constexpr std::int64_t kListenLockNs = 5 * kNsPerSecond;
+constexpr std::int64_t kSweepLockNs = 100'000'000;  // a sweep may be left to the next process, a caller's deadline may not
 constexpr std::int64_t kDirLockPauseNs = 2'000'000;
 
 // Exclusive turn in a directory, released when the descriptor closes.
-Result<Fd> lock_dir(Env& env, const std::string& dir) {
+Result<Fd> lock_dir(Env& env, const std::string& dir, Deadline deadline) {
   Fd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!fd.valid()) return Error(Code::kInvalid, "cannot open " + dir + ": " + std::strerror(errno));
-  const Deadline deadline = Deadline::after_ns(kDirLockNs);
   while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) return Error(Code::kInvalid, "cannot lock " + dir + ": " + std::strerror(errno));
     if (deadline.over()) return Error(Code::kTimeout, "another process holds the lock of " + dir);
@@ -138,13 +138,13 @@ Result<Fd> listen_in(Env& env, const std::string& path) {
   if (slash == std::string::npos || slash == 0) return Error(Code::kInvalid, "socket path '" + path + "' must lie in a private directory");
   const std::string dir = path.substr(0, slash);
   REFIT_TRY(check_private_dir(dir));
-  REFIT_ASSIGN(const Fd turn, lock_dir(env, dir));
+  REFIT_ASSIGN(const Fd turn, lock_dir(env, dir, Deadline::after_ns(kListenLockNs)));
   return env.listen(path);
 }
 
 void sweep_dead_sockets(const std::string& dir) {
   // Tidying is best effort: without the lock, or in a directory that vanished, the next process sweeps.
-  const auto turn = lock_dir(system_env(), dir);
+  const auto turn = lock_dir(system_env(), dir, Deadline::after_ns(kSweepLockNs));
   if (!turn.ok()) return;
   DIR* listing = ::opendir(dir.c_str());
   if (listing == nullptr) return;

@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::uint32_t kCardMagic = 0x43535246, kRequestMagic = 0x51535246, kReplyMagic = 0x50535246, kDescriptorMagic = 0x44535246;
 constexpr std::uint32_t kVersion = 1;
-constexpr std::size_t kDescriptorHead = 104, kRegionBytes = 32, kChecksumBytes = 8;
+constexpr std::size_t kDescriptorHead = 96, kRegionBytes = 32, kChecksumBytes = 8;
 
 static_assert(slot_word(kSlots) * 8 == kControlBytes);
 
