@@ -39,7 +39,7 @@ std::vector<PatternShard> gather(Lyings lyings, DType dtype, const std::vector<s
   std::vector<std::pair<Hash128, std::size_t>> order;
   for (std::size_t i = 0; i < lyings.size(); ++i) order.emplace_back(key_of(lyings[i].lie), i);
   // Groups keep the order of their first rank; inside a group ranks ascend since coordinates were walked in order.
-  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::sort(order.begin(), order.end());
   std::vector<std::vector<std::size_t>> groups;
   for (std::size_t i = 0; i < order.size(); ++i) {
     if (i == 0 || order[i].first != order[i - 1].first) groups.emplace_back();

@@ -51,7 +51,9 @@ void cut_piece(const Piece& p, int axis, Interval keep, std::vector<Piece>& out)
   std::vector<std::size_t> order;
   for (std::size_t f = 0; f < p.places.size(); ++f)
     if (p.places[f].axis == axis) order.push_back(f);
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return p.places[x].step > p.places[y].step; });
+  std::sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) {
+    return p.places[x].step != p.places[y].step ? p.places[x].step > p.places[y].step : x < y;
+  });
   const std::size_t first = out.size();
   keep_interval(p, order, 0, p.base[a], keep, out);
   for (std::size_t i = first; i < out.size(); ++i) {

@@ -14,6 +14,7 @@ struct RowsCase {
   std::string spec, parameter;
   std::vector<std::string> by_rank;
 };
+void PrintTo(const RowsCase& c, std::ostream* out) { *out << c.spec << " " << c.parameter; }
 
 class Rows : public testing::TestWithParam<RowsCase> {};
 TEST_P(Rows, LieWhereTheTableSays) {
@@ -178,6 +179,7 @@ TEST(Cases, TiedHeadsAreAbsent) {
 struct Refused {
   std::string config_json, spec, message;
 };
+void PrintTo(const Refused& c, std::ostream* out) { *out << c.spec << " " << c.config_json; }
 class Refusals : public testing::TestWithParam<Refused> {};
 TEST_P(Refusals, NameTheKeys) { EXPECT_THAT(refusal(GetParam().config_json, GetParam().spec), testing::HasSubstr(GetParam().message)); }
 
