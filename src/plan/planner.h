@@ -14,7 +14,7 @@ namespace refit::plan {
 
 // One logical tensor, or the several that ties make one.
 struct Group {
-  std::uint32_t ordinal = 0;               // of its lowest name, in byte order of all names
+  std::uint32_t ordinal = 0;                  // of its lowest name, in byte order of all names
   std::vector<std::uint32_t> source, target;  // ordinals in either side's own catalogue
 };
 
@@ -27,8 +27,8 @@ struct TensorClass {
   const OwnerTable* target_owners = nullptr;
   const Frame* frame = nullptr;
   const Draft* draft = nullptr;
-  std::vector<std::uint32_t> sets;     // DraftPiece::recipients -> RankSets
-  std::vector<std::uint32_t> groups;   // its tensors, ascending
+  std::vector<std::uint32_t> sets;    // DraftPiece::recipients -> RankSets
+  std::vector<std::uint32_t> groups;  // its tensors, ascending
   std::int64_t item = 0;
 };
 
@@ -50,7 +50,8 @@ class Findings {
 // *thread-compatible*; immutable after make().
 class Planner {
  public:
-  static Result<std::unique_ptr<Planner>> make(const model::Layout& source, const model::Layout& target, const Options& options);
+  static Result<std::unique_ptr<Planner>> make(const model::Layout& source, const model::Layout& target,
+                                               const Options& options);
 
   const model::Layout& source() const { return *source_; }
   const model::Layout& target() const { return *target_; }
@@ -77,9 +78,10 @@ class Planner {
   Planner() = default;
   Status build();
   void match_names(Findings& out);
-  Status classify(Findings& out);
+  Status classify();
   Result<std::uint32_t> class_for(const Group& g);
-  Status complete(TensorClass& c, const std::vector<std::uint32_t>& source_key, const std::vector<std::uint32_t>& target_key);
+  Status complete(TensorClass& c, const std::vector<std::uint32_t>& source_key,
+                  const std::vector<std::uint32_t>& target_key);
   Status choose_limit();
 
   const model::Layout* source_ = nullptr;
