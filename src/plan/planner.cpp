@@ -105,6 +105,12 @@ Status Planner::classify() {
 }
 
 Result<std::uint32_t> Planner::class_for(const Group& g) {
+  // Nearly all groups are one tensor on either side: no key needs to be built for them.
+  const bool plain = g.source.size() == 1 && g.target.size() == 1;
+  const std::uint64_t pair =
+      plain ? std::uint64_t{source_->pattern_of()[g.source[0]]} << 32 | target_->pattern_of()[g.target[0]] : 0;
+  if (plain)
+    if (const auto at = plain_classes_.find(pair); at != plain_classes_.end()) return at->second;
   const Key source_key = patterns_of(*source_, g.source), target_key = patterns_of(*target_, g.target);
   const auto at = class_by_patterns_.find({source_key, target_key});
   if (at != class_by_patterns_.end()) return at->second;
@@ -118,6 +124,7 @@ Result<std::uint32_t> Planner::class_for(const Group& g) {
   const auto number = static_cast<std::uint32_t>(classes_.size());
   classes_.push_back(std::move(c));
   class_by_patterns_.emplace(std::pair(source_key, target_key), number);
+  if (plain) plain_classes_.emplace(pair, number);
   return number;
 }
 

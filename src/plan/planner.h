@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "plan/draft.h"
@@ -101,6 +102,7 @@ class Planner {
   using Key = std::vector<std::uint32_t>;
   std::vector<std::uint32_t> source_shape_, target_shape_;  // pattern -> number of its shape
   std::map<std::pair<Key, Key>, std::uint32_t> class_by_patterns_;
+  std::unordered_map<std::uint64_t, std::uint32_t> plain_classes_;
   std::map<Key, OwnerTable> source_owners_, target_owners_;
   std::map<std::pair<Key, Key>, Frame> frames_;
   std::map<std::pair<Key, Key>, Draft> drafts_;
