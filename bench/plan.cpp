@@ -20,7 +20,9 @@ constexpr Case kCases[] = {
     {"plan.qwen3-30b-a3b.10k", "qwen3-30b-a3b", "fsdp=2500,tp=4", "vllm:tp=4,replicas=2500", false},
 };
 
-Row seconds(std::string name, double value, std::string note) { return {std::move(name), value, "s", std::nullopt, std::nullopt, std::move(note)}; }
+Row seconds(std::string name, double value, std::string note) {
+  return {std::move(name), value, "s", std::nullopt, std::nullopt, std::move(note)};
+}
 
 // Layouts are made anew for each run: nothing that planning caches in them is taken for free.
 template <typename Work>
@@ -45,26 +47,32 @@ Result<std::vector<Row>> bench_plan(const Options& options) {
     if (c.rank) {
       for (const plan::Side side : {plan::Side::kTarget, plan::Side::kSource}) {
         std::int64_t bytes = 0;
-        REFIT_ASSIGN(const double t, timed(c, options.repeats, [&](const model::Layout& source, const model::Layout& target) -> Status {
-          REFIT_ASSIGN(const plan::RankPlan p, plan::make_plan(source, target, {}, side, Rank(0)));
-          bytes = p.bytes_moved;
-          return {};
-        }));
+        REFIT_ASSIGN(const double t,
+                     timed(c, options.repeats, [&](const model::Layout& source, const model::Layout& target) -> Status {
+                       REFIT_ASSIGN(const plan::RankPlan p, plan::make_plan(source, target, {}, side, Rank(0)));
+                       bytes = p.bytes_moved;
+                       return {};
+                     }));
         if (bytes == 0) return Error(Code::kInternal, std::string(c.name) + ": rank 0 moves nothing");
-        rows.push_back(seconds(std::string(c.name) + (side == plan::Side::kTarget ? ".rank" : ".source_rank"), t, what));
+        rows.push_back(
+            seconds(std::string(c.name) + (side == plan::Side::kTarget ? ".rank" : ".source_rank"), t, what));
       }
     }
-    REFIT_ASSIGN(const double t, timed(c, c.rank ? options.repeats : 1, [&](const model::Layout& source, const model::Layout& target) -> Status {
-      REFIT_ASSIGN(const plan::World w, plan::make_world(source, target, {}));
-      if (w.bytes_needed != w.bytes_moved) return Error(Code::kInternal, std::string(c.name) + ": moved differs from needed");
-      return {};
-    }));
+    REFIT_ASSIGN(
+        const double t,
+        timed(c, c.rank ? options.repeats : 1, [&](const model::Layout& source, const model::Layout& target) -> Status {
+          REFIT_ASSIGN(const plan::World w, plan::make_world(source, target, {}));
+          if (w.bytes_needed != w.bytes_moved)
+            return Error(Code::kInternal, std::string(c.name) + ": moved differs from needed");
+          return {};
+        }));
     rows.push_back(seconds(std::string(c.name) + ".world", t, what));
   }
   return rows;
 }
 
-const Registration r("plan", "Plans of rule-made layouts: one rank's own, the world's, 10,000 + 10,000 ranks", bench_plan);
+const Registration r("plan", "Plans of rule-made layouts: one rank's own, the world's, 10,000 + 10,000 ranks",
+                     bench_plan);
 
 }  // namespace
 }  // namespace refit::bench

@@ -16,7 +16,8 @@ struct Unit {
   const char* name;
   std::int64_t bytes;
 };
-constexpr Unit kUnits[] = {{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", std::int64_t{1} << 40}, {"B", 1}, {"", 1}};
+constexpr Unit kUnits[] = {{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", std::int64_t{1} << 40},
+                           {"B", 1},         {"", 1}};
 }  // namespace
 
 Result<std::shared_ptr<const model::Layout>> layout_file(const std::string& path) {
@@ -40,7 +41,8 @@ Result<std::shared_ptr<const model::Layout>> model_layout(const std::string& mod
   }
   // A directory without weights still has a configuration to plan with.
   const std::string config_path = model + "/config.json";
-  const bool weights = std::filesystem::exists(model + "/model.safetensors", ignored) || std::filesystem::exists(model + "/model.safetensors.index.json", ignored);
+  const bool weights = std::filesystem::exists(model + "/model.safetensors", ignored) ||
+                       std::filesystem::exists(model + "/model.safetensors.index.json", ignored);
   if (!weights && std::filesystem::exists(config_path, ignored)) {
     REFIT_ASSIGN(const std::string config, files::read_text(config_path));
     return model::rule_layout(config, spec);
@@ -64,7 +66,8 @@ Result<std::int64_t> parse_bytes(const std::string& text, const std::string& opt
 std::string human_bytes(std::int64_t bytes) {
   const auto value = static_cast<double>(bytes);
   for (int i = 3; i >= 0; --i)
-    if (bytes >= kUnits[i].bytes) return fmt::format("{:.2f} {}", value / static_cast<double>(kUnits[i].bytes), kUnits[i].name);
+    if (bytes >= kUnits[i].bytes)
+      return fmt::format("{:.2f} {}", value / static_cast<double>(kUnits[i].bytes), kUnits[i].name);
   return fmt::format("{} B", bytes);
 }
 

@@ -22,7 +22,8 @@ using LayoutPtr = std::shared_ptr<const model::Layout>;
 Result<std::pair<LayoutPtr, LayoutPtr>> layouts(const PlanArgs& a) {
   const bool specs = !a.model.empty() || !a.from.empty() || !a.to.empty();
   const bool layout_files = !a.source_layout.empty() || !a.target_layout.empty();
-  if (specs == layout_files || (specs && (a.model.empty() || a.from.empty() || a.to.empty())) || (layout_files && (a.source_layout.empty() || a.target_layout.empty())))
+  if (specs == layout_files || (specs && (a.model.empty() || a.from.empty() || a.to.empty())) ||
+      (layout_files && (a.source_layout.empty() || a.target_layout.empty())))
     return Error(Code::kInvalid, "give --model, --from and --to, or --source-layout and --target-layout");
   if (specs) {
     REFIT_ASSIGN(LayoutPtr source, model_layout(a.model, a.from));
@@ -56,7 +57,8 @@ void print_json(const plan::World& w, double seconds) {
   for (std::size_t i = 0; i < w.links.size(); ++i) {
     const plan::Link& l = w.links[i];
     if (w.by_host)
-      fmt::print("{}{{\"from\":{},\"to\":{},\"bytes\":{}}}", i ? "," : "", nlohmann::json(w.hosts[l.from]).dump(), nlohmann::json(w.hosts[l.to]).dump(), l.bytes);
+      fmt::print("{}{{\"from\":{},\"to\":{},\"bytes\":{}}}", i ? "," : "", nlohmann::json(w.hosts[l.from]).dump(),
+                 nlohmann::json(w.hosts[l.to]).dump(), l.bytes);
     else
       fmt::print("{}{{\"from\":{},\"to\":{},\"bytes\":{}}}", i ? "," : "", l.from, l.to, l.bytes);
   }
@@ -67,13 +69,18 @@ void print_table(const plan::World& w, const model::Layout& source, const model:
   constexpr std::size_t kLinksShown = 16;
   fmt::print("plan {}\n", w.id.hex());
   fmt::print("  {:<14} {} ranks, {} tensors\n", "source", source.world(), source.catalogue().tensors.size());
-  fmt::print("  {:<14} {} ranks in {} instance{}, {} tensors\n", "target", target.world(), target.instances(), target.instances() == 1 ? "" : "s", target.catalogue().tensors.size());
+  fmt::print("  {:<14} {} ranks in {} instance{}, {} tensors\n", "target", target.world(), target.instances(),
+             target.instances() == 1 ? "" : "s", target.catalogue().tensors.size());
   fmt::print("  {:<14} every byte of every target rank has a source and is written once\n", "coverage 1.0");
   fmt::print("  {:<14} {} ({} bytes)\n", "needed", human_bytes(w.bytes_needed), w.bytes_needed);
-  fmt::print("  {:<14} {} ({} bytes), {} of it inside a host\n", "moved", human_bytes(w.bytes_moved), w.bytes_moved, human_bytes(w.bytes_local));
-  fmt::print("  {:<14} {} segments in {} buckets of at most {}\n", "in", w.segments, w.buckets, human_bytes(w.bucket_limit));
-  fmt::print("  {:<14} {} ({} bytes): the most that one rank must send or receive\n", "bound", human_bytes(w.bound_bytes), w.bound_bytes);
-  if (!w.unwanted.empty()) fmt::print("  {:<14} {} tensors, e.g. {}\n", "unwanted", w.unwanted.size(), w.unwanted.front());
+  fmt::print("  {:<14} {} ({} bytes), {} of it inside a host\n", "moved", human_bytes(w.bytes_moved), w.bytes_moved,
+             human_bytes(w.bytes_local));
+  fmt::print("  {:<14} {} segments in {} buckets of at most {}\n", "in", w.segments, w.buckets,
+             human_bytes(w.bucket_limit));
+  fmt::print("  {:<14} {} ({} bytes): the most that one rank must send or receive\n", "bound",
+             human_bytes(w.bound_bytes), w.bound_bytes);
+  if (!w.unwanted.empty())
+    fmt::print("  {:<14} {} tensors, e.g. {}\n", "unwanted", w.unwanted.size(), w.unwanted.front());
   fmt::print("  {:<14} {:.3f} s\n", "planned in", seconds);
   fmt::print("  links by {} ({} in all)\n", w.by_host ? "host" : "rank", w.links.size());
   for (std::size_t i = 0; i < std::min(kLinksShown, w.links.size()); ++i) {
@@ -94,29 +101,38 @@ Status run(const PlanArgs& args, const Context& context) {
   REFIT_ASSIGN(const auto sides, layouts(args));
   if (!args.explain.empty()) {
     REFIT_ASSIGN(const std::string text, plan::explain(*sides.first, *sides.second, options, args.explain));
-    if (context.json) fmt::print("{}\n", nlohmann::json{{"ok", true}, {"tensor", args.explain}, {"explain", text}}.dump());
-    else fmt::print("{}", text);
+    if (context.json)
+      fmt::print("{}\n", nlohmann::json{{"ok", true}, {"tensor", args.explain}, {"explain", text}}.dump());
+    else
+      fmt::print("{}", text);
     return {};
   }
   REFIT_ASSIGN(const plan::World world, plan::make_world(*sides.first, *sides.second, options));
   const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
-  if (context.json) print_json(world, seconds);
-  else print_table(world, *sides.first, *sides.second, seconds);
+  if (context.json)
+    print_json(world, seconds);
+  else
+    print_table(world, *sides.first, *sides.second, seconds);
   return {};
 }
 
 void setup(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("plan", "What would go where between two layouts, proven, without data");
   auto args = std::make_shared<PlanArgs>();
-  command->add_option("--model", args->model, "Checkpoint directory, config.json, or a built-in name such as qwen3-30b-a3b@layers=1");
+  command->add_option("--model", args->model,
+                      "Checkpoint directory, config.json, or a built-in name such as qwen3-30b-a3b@layers=1");
   command->add_option("--from", args->from, "SPEC of the source, e.g. fsdp=2,tp=2");
   command->add_option("--to", args->to, "SPEC of the target, e.g. vllm:tp=4,replicas=2");
-  command->add_option("--source-layout", args->source_layout, "Layout file of the source, instead of --model and --from");
+  command->add_option("--source-layout", args->source_layout,
+                      "Layout file of the source, instead of --model and --from");
   command->add_option("--target-layout", args->target_layout, "Layout file of the target");
   command->add_option("--explain", args->explain, "Show every piece of this tensor instead");
-  command->add_option("--bucket-bytes", args->bucket_bytes, "Largest bucket (refit.bucket_bytes)")->capture_default_str();
-  command->add_option("--staging-bytes", args->staging_bytes, "Staging of a target rank (refit.staging_bytes)")->capture_default_str();
-  command->add_option("--allow-cast", args->allow_cast, "Tensor name pattern (* = any text) whose casts may lose values; may be repeated");
+  command->add_option("--bucket-bytes", args->bucket_bytes, "Largest bucket (refit.bucket_bytes)")
+      ->capture_default_str();
+  command->add_option("--staging-bytes", args->staging_bytes, "Staging of a target rank (refit.staging_bytes)")
+      ->capture_default_str();
+  command->add_option("--allow-cast", args->allow_cast,
+                      "Tensor name pattern (* = any text) whose casts may lose values; may be repeated");
   command->add_flag("--json", context.json, "One JSON object on stdout");
   command->callback([args, &context] {
     if (Status s = run(*args, context); !s.ok()) fail(context, s.error());

@@ -29,27 +29,41 @@ Status run(const ReshardArgs& args, const Context& context) {
   REFIT_ASSIGN(const ReshardReport report, reshard(*source, args.source_data, *target, args.out, options));
   const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
   if (context.json) {
-    fmt::print("{}\n", nlohmann::json{{"ok", true}, {"digest", report.id.hex()}, {"bytes_needed", report.bytes_needed}, {"bytes_written", report.bytes_written}, {"ranks", report.ranks},
-                                      {"pieces", report.pieces}, {"unwanted", report.unwanted}, {"inexact", report.inexact}, {"seconds", seconds}, {"out", args.out}}
+    fmt::print("{}\n", nlohmann::json{{"ok", true},
+                                      {"digest", report.id.hex()},
+                                      {"bytes_needed", report.bytes_needed},
+                                      {"bytes_written", report.bytes_written},
+                                      {"ranks", report.ranks},
+                                      {"pieces", report.pieces},
+                                      {"unwanted", report.unwanted},
+                                      {"inexact", report.inexact},
+                                      {"seconds", seconds},
+                                      {"out", args.out}}
                            .dump());
     return {};
   }
-  fmt::print("{}: {} ranks, {} of weights in {} pieces, {} written, {:.3f} s\n", args.out, report.ranks, human_bytes(report.bytes_needed), report.pieces, human_bytes(report.bytes_written), seconds);
-  if (!report.unwanted.empty()) fmt::print("  {} tensors that no target wants, e.g. {}\n", report.unwanted.size(), report.unwanted.front());
+  fmt::print("{}: {} ranks, {} of weights in {} pieces, {} written, {:.3f} s\n", args.out, report.ranks,
+             human_bytes(report.bytes_needed), report.pieces, human_bytes(report.bytes_written), seconds);
+  if (!report.unwanted.empty())
+    fmt::print("  {} tensors that no target wants, e.g. {}\n", report.unwanted.size(), report.unwanted.front());
   for (const std::string& name : report.inexact) fmt::print("  cast changed values of {}\n", name);
   return {};
 }
 
 void setup(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand("reshard", "Runs a plan on files: raw buffers rank<R>.<buffer>.bin in, the target's buffers out");
+  CLI::App* command = app.add_subcommand(
+      "reshard", "Runs a plan on files: raw buffers rank<R>.<buffer>.bin in, the target's buffers out");
   auto args = std::make_shared<ReshardArgs>();
   command->add_option("--source-layout", args->source_layout, "Layout file of the source")->required();
   command->add_option("--source-data", args->source_data, "Directory with the source's raw buffers")->required();
   command->add_option("--target-layout", args->target_layout, "Layout file of the target")->required();
   command->add_option("--out", args->out, "Directory to create; appears complete or not at all")->required();
-  command->add_option("--bucket-bytes", args->bucket_bytes, "Largest bucket (refit.bucket_bytes)")->capture_default_str();
-  command->add_option("--staging-bytes", args->staging_bytes, "Working memory (refit.staging_bytes)")->capture_default_str();
-  command->add_option("--allow-cast", args->allow_cast, "Tensor name pattern (* = any text) whose casts may lose values; may be repeated");
+  command->add_option("--bucket-bytes", args->bucket_bytes, "Largest bucket (refit.bucket_bytes)")
+      ->capture_default_str();
+  command->add_option("--staging-bytes", args->staging_bytes, "Working memory (refit.staging_bytes)")
+      ->capture_default_str();
+  command->add_option("--allow-cast", args->allow_cast,
+                      "Tensor name pattern (* = any text) whose casts may lose values; may be repeated");
   command->add_flag("--json", context.json, "One JSON object on stdout");
   command->callback([args, &context] {
     if (Status s = run(*args, context); !s.ok()) fail(context, s.error());

@@ -18,7 +18,9 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kJobsAtOnce = 4096;
 
-std::string file_name(Rank rank, const std::string& buffer) { return "rank" + std::to_string(rank.value) + "." + buffer + ".bin"; }
+std::string file_name(Rank rank, const std::string& buffer) {
+  return "rank" + std::to_string(rank.value) + "." + buffer + ".bin";
+}
 
 // The source's buffers, mapped.
 class SourceFiles {
@@ -34,13 +36,17 @@ class SourceFiles {
         REFIT_ASSIGN(files::MappedFile file, files::MappedFile::open(path));
         const auto size = static_cast<std::int64_t>(file.bytes().size());
         if (size != b.bytes)
-          return Error(Code::kCorrupt, path + " has " + std::to_string(size) + " bytes, buffer '" + b.name + "' of source rank " + std::to_string(r) + " has " + std::to_string(b.bytes)).amounts(b.bytes, size);
+          return Error(Code::kCorrupt, path + " has " + std::to_string(size) + " bytes, buffer '" + b.name +
+                                           "' of source rank " + std::to_string(r) + " has " + std::to_string(b.bytes))
+              .amounts(b.bytes, size);
         buffers.push_back(std::move(file));
       }
     }
     return out;
   }
-  const std::byte* at(Rank rank, std::uint32_t buffer, std::int64_t offset) const { return ranks_[rank.value][buffer].bytes().data() + offset; }
+  const std::byte* at(Rank rank, std::uint32_t buffer, std::int64_t offset) const {
+    return ranks_[rank.value][buffer].bytes().data() + offset;
+  }
 
  private:
   std::vector<std::vector<files::MappedFile>> ranks_;
@@ -59,8 +65,18 @@ std::string index_text(const plan::Geometry& g, const Dims& origin, std::int64_t
 }
 
 kernel::Job job_of(const plan::Geometry& g, const void* src, void* dst) {
-  return {.src = src, .dst = dst, .extents = g.extents, .src_strides = g.src_strides, .dst_strides = g.dst_strides, .axis = {}, .steps = {}, .origin = {},
-          .src_dtype = g.src_dtype, .wire_dtype = g.wire_dtype, .dst_dtype = g.dst_dtype, .keys = nullptr};
+  return {.src = src,
+          .dst = dst,
+          .extents = g.extents,
+          .src_strides = g.src_strides,
+          .dst_strides = g.dst_strides,
+          .axis = {},
+          .steps = {},
+          .origin = {},
+          .src_dtype = g.src_dtype,
+          .wire_dtype = g.wire_dtype,
+          .dst_dtype = g.dst_dtype,
+          .keys = nullptr};
 }
 
 // A box in one source's memory, for comparing owners.
@@ -105,7 +121,8 @@ class Comparer {
     return pack(a, extents, k, x, left_) == pack(b, extents, k, y, right_) && left_ == right_;
   }
 
-  std::size_t pack(const Copy& c, const Dims& extents, std::size_t k, const std::byte* from, std::vector<std::byte>& to) {
+  std::size_t pack(const Copy& c, const Dims& extents, std::size_t k, const std::byte* from,
+                   std::vector<std::byte>& to) {
     Dims packed(extents.size());
     std::int64_t bytes = item_size(c.geometry.wire_dtype);
     for (std::size_t j = extents.size(); j-- > 0;) {
@@ -114,8 +131,18 @@ class Comparer {
     }
     to.resize(static_cast<std::size_t>(bytes));
     const auto strides = std::span(c.geometry.src_strides).subspan(k);
-    const kernel::Job job{.src = from, .dst = to.data(), .extents = extents, .src_strides = strides, .dst_strides = packed, .axis = {}, .steps = {}, .origin = {},
-                          .src_dtype = c.geometry.src_dtype, .wire_dtype = c.geometry.wire_dtype, .dst_dtype = c.geometry.wire_dtype, .keys = nullptr};
+    const kernel::Job job{.src = from,
+                          .dst = to.data(),
+                          .extents = extents,
+                          .src_strides = strides,
+                          .dst_strides = packed,
+                          .axis = {},
+                          .steps = {},
+                          .origin = {},
+                          .src_dtype = c.geometry.src_dtype,
+                          .wire_dtype = c.geometry.wire_dtype,
+                          .dst_dtype = c.geometry.wire_dtype,
+                          .keys = nullptr};
     (void)kernel::run(exec_, std::span(&job, 1), {});
     return to.size();
   }
@@ -128,7 +155,12 @@ class Comparer {
 class Resharder {
  public:
   Resharder(const model::Layout& source, const model::Layout& target, const plan::Options& options, SourceFiles files)
-      : source_(source), target_(target), options_(options), files_(std::move(files)), pool_(static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))), exec_{&pool_} {}
+      : source_(source),
+        target_(target),
+        options_(options),
+        files_(std::move(files)),
+        pool_(static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))),
+        exec_{&pool_} {}
 
   Result<ReshardReport> run(const std::string& directory) {
     REFIT_ASSIGN(const plan::World world, plan::make_world(source_, target_, options_));
@@ -156,7 +188,8 @@ class Resharder {
         const plan::SealBox& s = plan.seal[i];
         const Copy mine = copy_of(plan, s);
         if (s.twin != plan::kNoTwin) {
-          REFIT_TRY(compare(comparer, copy_of(plan, plan.seal[s.twin]), mine, plan.catalogue->tensors[s.tensor.value].name));
+          REFIT_TRY(
+              compare(comparer, copy_of(plan, plan.seal[s.twin]), mine, plan.catalogue->tensors[s.tensor.value].name));
         } else if (s.group != 0) {
           const auto [at, fresh] = first.try_emplace({s.tensor.value, mine.origin, s.group}, mine);
           if (!fresh) REFIT_TRY(compare(comparer, at->second, mine, plan.catalogue->tensors[s.tensor.value].name));
@@ -176,7 +209,10 @@ class Resharder {
     if (comparer.equal(x, y, x.geometry.extents)) return {};
     std::string origin;
     for (std::int64_t i : a.origin) origin += (origin.empty() ? "" : ", ") + std::to_string(i);
-    return Error(Code::kMismatch, "source ranks " + std::to_string(a.rank.value) + " and " + std::to_string(b.rank.value) + " hold different values of the box at [" + origin + "]").at_tensor(tensor);
+    return Error(Code::kMismatch, "source ranks " + std::to_string(a.rank.value) + " and " +
+                                      std::to_string(b.rank.value) + " hold different values of the box at [" + origin +
+                                      "]")
+        .at_tensor(tensor);
   }
 
   // The same box as loops of equal extents on both copies.
@@ -194,9 +230,12 @@ class Resharder {
     std::size_t i = x.geometry.extents.size(), j = y.geometry.extents.size();
     while (i > 0 && j > 0) {
       const std::int64_t m = x.geometry.extents[i - 1], n = y.geometry.extents[j - 1];
-      if (m > n) split(x.geometry, i - 1, n);
-      else if (n > m) split(y.geometry, j - 1, m);
-      else --i, --j;
+      if (m > n)
+        split(x.geometry, i - 1, n);
+      else if (n > m)
+        split(y.geometry, j - 1, m);
+      else
+        --i, --j;
       if (m > n) ++i;
       if (n > m) ++j;
     }
@@ -207,7 +246,8 @@ class Resharder {
     REFIT_ASSIGN(const model::RankLayout held, target_.expand(plan.rank));
     std::vector<files::FileWriter> writers;
     for (const model::BufferSpec& b : held.buffers) {
-      REFIT_ASSIGN(files::FileWriter w, files::FileWriter::create(directory + "/" + file_name(plan.rank, b.name), b.bytes));
+      REFIT_ASSIGN(files::FileWriter w,
+                   files::FileWriter::create(directory + "/" + file_name(plan.rank, b.name), b.bytes));
       if (b.fill != 0) std::memset(w.bytes().data(), b.fill, w.bytes().size());
       writers.push_back(std::move(w));
       report_.bytes_written += b.bytes;
@@ -219,7 +259,8 @@ class Resharder {
         const plan::Piece& p = plan.pieces[i];
         for (std::uint32_t l = p.first_landing; l < p.first_landing + p.landings; ++l) {
           const plan::Landing& to = plan.landings[l];
-          jobs.push_back(job_of(plan.geometries[to.geometry], files_.at(bucket.sender, p.src_buffer, p.src_offset), writers[held.holdings[to.holding].buffer].bytes().data() + to.dst_offset));
+          jobs.push_back(job_of(plan.geometries[to.geometry], files_.at(bucket.sender, p.src_buffer, p.src_offset),
+                                writers[held.holdings[to.holding].buffer].bytes().data() + to.dst_offset));
           piece_of.push_back(i);
         }
         if (jobs.size() >= kJobsAtOnce) REFIT_TRY(run_jobs(plan, jobs, piece_of));
@@ -241,9 +282,11 @@ class Resharder {
       }
       const plan::Geometry& g = plan.geometries[p.geometry];
       const kernel::Job& job = jobs[bad.job];
-      const std::string way = std::string(to_string(job.src_dtype)) + " to " + std::string(to_string(job.wire_dtype)) + " to " + std::string(to_string(job.dst_dtype));
-      return Error(Code::kInvalid, "the cast from " + way + " changes the value at index " + index_text(g, plan.origins[p.origin], bad.linear) + " for target rank " + std::to_string(plan.rank.value) +
-                                       ": permit it with --allow-cast '" + name + "'")
+      const std::string way = std::string(to_string(job.src_dtype)) + " to " + std::string(to_string(job.wire_dtype)) +
+                              " to " + std::string(to_string(job.dst_dtype));
+      return Error(Code::kInvalid, "the cast from " + way + " changes the value at index " +
+                                       index_text(g, plan.origins[p.origin], bad.linear) + " for target rank " +
+                                       std::to_string(plan.rank.value) + ": permit it with --allow-cast '" + name + "'")
           .at_tensor(name);
     }
     jobs.clear();
@@ -278,11 +321,14 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-Error cannot(const std::string& path, const char* what, const std::error_code& error) { return {Code::kInvalid, path + ": cannot " + what + ": " + error.message()}; }
+Error cannot(const std::string& path, const char* what, const std::error_code& error) {
+  return {Code::kInvalid, path + ": cannot " + what + ": " + error.message()};
+}
 
 }  // namespace
 
-Result<ReshardReport> reshard(const model::Layout& source, const std::string& source_dir, const model::Layout& target, const std::string& out, const plan::Options& options) {
+Result<ReshardReport> reshard(const model::Layout& source, const std::string& source_dir, const model::Layout& target,
+                              const std::string& out, const plan::Options& options) {
   std::error_code error;
   if (fs::exists(out, error) && !(fs::is_directory(out, error) && fs::is_empty(out, error)))
     return Error(Code::kInvalid, "--out " + out + " exists and is not an empty directory");
@@ -290,7 +336,8 @@ Result<ReshardReport> reshard(const model::Layout& source, const std::string& so
   fs::path final_path = fs::path(out).lexically_normal();
   if (!final_path.has_filename()) final_path = final_path.parent_path();
   std::string pattern = final_path.string() + ".partial-XXXXXX";
-  if (!::mkdtemp(pattern.data())) return cannot(pattern, "create a directory beside --out", std::error_code(errno, std::generic_category()));
+  if (!::mkdtemp(pattern.data()))
+    return cannot(pattern, "create a directory beside --out", std::error_code(errno, std::generic_category()));
   TemporaryDirectory temporary(pattern);
   Resharder work(source, target, options, std::move(files));
   REFIT_ASSIGN(ReshardReport report, work.run(temporary.path()));

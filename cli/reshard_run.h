@@ -16,6 +16,7 @@ struct ReshardReport {
 };
 
 // `out` appears complete or not at all; it may exist only as an empty directory.
-Result<ReshardReport> reshard(const model::Layout& source, const std::string& source_dir, const model::Layout& target, const std::string& out, const plan::Options& options);
+Result<ReshardReport> reshard(const model::Layout& source, const std::string& source_dir, const model::Layout& target,
+                              const std::string& out, const plan::Options& options);
 
 }  // namespace refit::cli

@@ -40,7 +40,8 @@ std::vector<PatternShard> with_owners(const Holding& h, const std::vector<std::u
     std::size_t end = i + 1;
     const std::uint32_t step = end < ranks.size() ? ranks[end] - ranks[i] : 1;
     while (end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
-    PatternShard shard{.view = h.view, .box = h.box, .strides = h.strides, .dtype = h.dtype, .first = ranks[i], .progressions = {}};
+    PatternShard shard{
+        .view = h.view, .box = h.box, .strides = h.strides, .dtype = h.dtype, .first = ranks[i], .progressions = {}};
     if (end - i > 1) shard.progressions.emplace_back(static_cast<std::uint32_t>(end - i), step);
     out.push_back(std::move(shard));
     i = end;
@@ -62,9 +63,12 @@ class ExplicitLayout final : public Layout {
   std::int64_t instances() const override { return instances_; }
   Hash128 digest() const override { return digest_; }
   Result<RankLayout> expand(Rank rank) const override {
-    if (rank.value >= world_) return Error(Code::kInvalid, "rank " + std::to_string(rank.value) + " is not in a world of " + std::to_string(world_));
+    if (rank.value >= world_)
+      return Error(Code::kInvalid,
+                   "rank " + std::to_string(rank.value) + " is not in a world of " + std::to_string(world_));
     const auto at = hosts_.find(rank);
-    return at == hosts_.end() ? RankLayout{.rank = rank, .host = {}, .buffers = {}, .holdings = {}, .parameters = {}} : *at->second;
+    return at == hosts_.end() ? RankLayout{.rank = rank, .host = {}, .buffers = {}, .holdings = {}, .parameters = {}}
+                              : *at->second;
   }
   std::string host(Rank rank) const override {
     const auto at = hosts_.find(rank);
@@ -164,7 +168,8 @@ void order_ties(Catalogue& catalogue) {
 void order_rank(RankLayout& rank) {
   std::vector<std::uint32_t> order(rank.buffers.size()), place(rank.buffers.size());
   for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return rank.buffers[a].name < rank.buffers[b].name; });
+  std::sort(order.begin(), order.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return rank.buffers[a].name < rank.buffers[b].name; });
   std::vector<BufferSpec> buffers;
   for (std::uint32_t i = 0; i < order.size(); ++i) {
     place[order[i]] = i;
@@ -175,25 +180,30 @@ void order_rank(RankLayout& rank) {
   for (Parameter& p : rank.parameters)
     if (p.buffer < place.size()) p.buffer = place[p.buffer];
   std::sort(rank.holdings.begin(), rank.holdings.end(), [](const Holding& a, const Holding& b) {
-    return std::tuple(a.tensor, lows(a.box), a.offset, a.buffer, shard_key(a)) < std::tuple(b.tensor, lows(b.box), b.offset, b.buffer, shard_key(b));
+    return std::tuple(a.tensor, lows(a.box), a.offset, a.buffer, shard_key(a)) <
+           std::tuple(b.tensor, lows(b.box), b.offset, b.buffer, shard_key(b));
   });
 }
 
 }  // namespace
 
-Result<std::shared_ptr<const Layout>> explicit_layout(Catalogue catalogue, std::vector<RankLayout> ranks, std::int64_t instances) {
+Result<std::shared_ptr<const Layout>> explicit_layout(Catalogue catalogue, std::vector<RankLayout> ranks,
+                                                      std::int64_t instances) {
   REFIT_TRY(check_catalogue(catalogue));
   order_ties(catalogue);
   if (ranks.empty()) return Error(Code::kInvalid, "a layout needs at least one rank");
   std::sort(ranks.begin(), ranks.end(), [](const RankLayout& a, const RankLayout& b) { return a.rank < b.rank; });
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i && ranks[i].rank == ranks[i - 1].rank) return Error(Code::kInvalid, "rank " + std::to_string(ranks[i].rank.value) + " appears twice");
+    if (i && ranks[i].rank == ranks[i - 1].rank)
+      return Error(Code::kInvalid, "rank " + std::to_string(ranks[i].rank.value) + " appears twice");
     REFIT_TRY(check_rank(catalogue, ranks[i]));
     order_rank(ranks[i]);
   }
   if (instances < 1 || (std::int64_t{ranks.back().rank.value} + 1) % instances != 0)
-    return Error(Code::kInvalid, std::to_string(std::int64_t{ranks.back().rank.value} + 1) + " ranks do not make " + std::to_string(instances) + " equal instances");
-  return std::shared_ptr<const Layout>(std::make_shared<ExplicitLayout>(std::move(catalogue), std::move(ranks), instances));
+    return Error(Code::kInvalid, std::to_string(std::int64_t{ranks.back().rank.value} + 1) + " ranks do not make " +
+                                     std::to_string(instances) + " equal instances");
+  return std::shared_ptr<const Layout>(
+      std::make_shared<ExplicitLayout>(std::move(catalogue), std::move(ranks), instances));
 }
 
 }  // namespace refit::model

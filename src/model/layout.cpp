@@ -7,15 +7,18 @@ namespace {
 // Holdings of one tensor among holdings ordered by tensor.
 std::span<const Holding> of_tensor(const std::vector<Holding>& all, TensorId tensor) {
   const auto range = std::equal_range(all.begin(), all.end(), tensor, [](const auto& a, const auto& b) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(a)>, TensorId>) return a < b.tensor;
-    else return a.tensor < b;
+    if constexpr (std::is_same_v<std::decay_t<decltype(a)>, TensorId>)
+      return a < b.tensor;
+    else
+      return a.tensor < b;
   });
   return {range.first, range.second};
 }
 }  // namespace
 
 std::int64_t Catalogue::find(std::string_view name) const {
-  const auto at = std::lower_bound(tensors.begin(), tensors.end(), name, [](const LogicalTensor& t, std::string_view n) { return t.name < n; });
+  const auto at = std::lower_bound(tensors.begin(), tensors.end(), name,
+                                   [](const LogicalTensor& t, std::string_view n) { return t.name < n; });
   return at != tensors.end() && at->name == name ? at - tensors.begin() : -1;
 }
 
@@ -78,7 +81,9 @@ Result<std::vector<Place>> places_in(const Layout& layout, const RankLayout& min
       std::size_t i = 0;
       while (i < held.size() && (used[i] || !shard.same_place(held[i]))) ++i;
       if (i == held.size())
-        return Error(Code::kInternal, "rank " + std::to_string(mine.rank.value) + " lacks a shard that its pattern names").at_tensor(layout.catalogue().tensors[t.value].name);
+        return Error(Code::kInternal,
+                     "rank " + std::to_string(mine.rank.value) + " lacks a shard that its pattern names")
+            .at_tensor(layout.catalogue().tensors[t.value].name);
       used[i] = true;
       out.push_back({held[i].buffer, held[i].offset});
     }

@@ -21,7 +21,8 @@ Result<json> parse(std::string_view text) {
   const auto watch = [&](int, json::parse_event_t event, json& value) {
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second && twice.empty()) twice = value.get<std::string>();
+    if (event == json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second && twice.empty())
+      twice = value.get<std::string>();
     return true;
   };
   try {
@@ -125,8 +126,16 @@ Result<View> read_view(const json& value, const std::string& where) {
   return out;
 }
 
-Result<Holding> read_holding(const json& value, const std::string& where, const Catalogue& catalogue, const std::vector<BufferSpec>& buffers) {
-  REFIT_TRY(check_keys(value, where, {{"tensor", true}, {"box", true}, {"buffer", true}, {"offset", true}, {"strides", true}, {"dtype", false}, {"view", false}}));
+Result<Holding> read_holding(const json& value, const std::string& where, const Catalogue& catalogue,
+                             const std::vector<BufferSpec>& buffers) {
+  REFIT_TRY(check_keys(value, where,
+                       {{"tensor", true},
+                        {"box", true},
+                        {"buffer", true},
+                        {"offset", true},
+                        {"strides", true},
+                        {"dtype", false},
+                        {"view", false}}));
   REFIT_ASSIGN(const std::string name, text(value["tensor"], where + ".tensor"));
   const std::int64_t tensor = catalogue.find(name);
   if (tensor < 0) return invalid(where, "unknown tensor '" + name + "'").at_tensor(name);
@@ -134,8 +143,13 @@ Result<Holding> read_holding(const json& value, const std::string& where, const 
   REFIT_ASSIGN(const std::string buffer, text(value["buffer"], where + ".buffer"));
   const auto at = std::find_if(buffers.begin(), buffers.end(), [&](const BufferSpec& b) { return b.name == buffer; });
   if (at == buffers.end()) return invalid(where, "unknown buffer '" + buffer + "'").at_tensor(name);
-  Holding h{.tensor = TensorId(static_cast<std::uint32_t>(tensor)), .buffer = static_cast<std::uint32_t>(at - buffers.begin()),
-            .view = View::trivial(logical.shape), .box = {}, .offset = 0, .strides = {}, .dtype = logical.dtype};
+  Holding h{.tensor = TensorId(static_cast<std::uint32_t>(tensor)),
+            .buffer = static_cast<std::uint32_t>(at - buffers.begin()),
+            .view = View::trivial(logical.shape),
+            .box = {},
+            .offset = 0,
+            .strides = {},
+            .dtype = logical.dtype};
   REFIT_ASSIGN(h.box, read_box(value["box"], where + ".box"));
   REFIT_ASSIGN(h.offset, integer(value["offset"], where + ".offset"));
   REFIT_ASSIGN(h.strides, integers(value["strides"], where + ".strides"));
@@ -176,7 +190,8 @@ Result<RankLayout> read_rank(const json& value, const std::string& at, const Cat
   RankLayout out;
   REFIT_ASSIGN(const std::int64_t number, integer(value["rank"], at + ".rank"));
   const auto rank = narrow<std::uint32_t>(number);
-  if (!rank || *rank >= kMaxExplicitRank) return invalid(at + ".rank", "must lie in [0, " + std::to_string(kMaxExplicitRank) + ")");
+  if (!rank || *rank >= kMaxExplicitRank)
+    return invalid(at + ".rank", "must lie in [0, " + std::to_string(kMaxExplicitRank) + ")");
   out.rank = Rank(*rank);
   const std::string where = "rank " + std::to_string(*rank);
   if (value.contains("host")) {
@@ -186,7 +201,8 @@ Result<RankLayout> read_rank(const json& value, const std::string& at, const Cat
   REFIT_ASSIGN(out.buffers, read_buffers(value["buffers"], where + ".buffers"));
   if (!value["holdings"].is_array()) return invalid(where + ".holdings", "must be a list");
   for (const json& h : value["holdings"]) {
-    REFIT_ASSIGN(Holding holding, read_holding(h, where + ", holding " + std::to_string(out.holdings.size()), catalogue, out.buffers));
+    REFIT_ASSIGN(Holding holding,
+                 read_holding(h, where + ", holding " + std::to_string(out.holdings.size()), catalogue, out.buffers));
     out.holdings.push_back(std::move(holding));
   }
   return out;
@@ -212,7 +228,11 @@ json holding_json(const Holding& h, const Catalogue& catalogue, const RankLayout
   const LogicalTensor& tensor = catalogue.tensors[h.tensor.value];
   json box = json::array();
   for (const Interval& i : h.box) box.push_back({i.lo, i.hi});
-  json out{{"tensor", tensor.name}, {"box", box}, {"buffer", rank.buffers[h.buffer].name}, {"offset", h.offset}, {"strides", h.strides}};
+  json out{{"tensor", tensor.name},
+           {"box", box},
+           {"buffer", rank.buffers[h.buffer].name},
+           {"offset", h.offset},
+           {"strides", h.strides}};
   if (h.dtype != tensor.dtype) out["dtype"] = std::string(to_string(h.dtype));
   if (h.view != View::trivial(tensor.shape)) out["view"] = h.view.radices;
   return out;
@@ -222,7 +242,8 @@ json holding_json(const Holding& h, const Catalogue& catalogue, const RankLayout
 
 std::string write_explicit(const Catalogue& catalogue, const std::vector<RankLayout>& ranks, std::int64_t instances) {
   json top{{"tensors", json::object()}, {"ranks", json::array()}, {"tied", json::array()}};
-  for (const LogicalTensor& t : catalogue.tensors) top["tensors"][t.name] = {{"shape", t.shape}, {"dtype", std::string(to_string(t.dtype))}};
+  for (const LogicalTensor& t : catalogue.tensors)
+    top["tensors"][t.name] = {{"shape", t.shape}, {"dtype", std::string(to_string(t.dtype))}};
   for (const auto& [a, b] : catalogue.tied) top["tied"].push_back({a, b});
   if (instances != 1) top["instances"] = instances;
   for (const RankLayout& r : ranks) {

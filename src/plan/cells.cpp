@@ -49,7 +49,8 @@ struct Index {
 
   Index(const std::vector<Cell>& cells, std::size_t f) : factor(f), order(cells.size()) {
     std::iota(order.begin(), order.end(), 0u);
-    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t x, std::uint32_t y) { return cells[x].box[f].lo < cells[y].box[f].lo; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::uint32_t x, std::uint32_t y) { return cells[x].box[f].lo < cells[y].box[f].lo; });
     for (std::uint32_t i : order) {
       lows.push_back(cells[i].box[f].lo);
       reach.push_back(std::max(cells[i].box[f].hi, reach.empty() ? cells[i].box[f].hi : reach.back()));
@@ -80,7 +81,8 @@ void grid(const std::vector<std::vector<std::int64_t>>& at, std::size_t k, Box& 
 }
 
 Error too_many() {
-  return Error(Code::kExhausted, "its boxes split each other into more than " + std::to_string(kMaxBoxes)).amounts(static_cast<std::int64_t>(kMaxBoxes) + 1, kMaxBoxes);
+  return Error(Code::kExhausted, "its boxes split each other into more than " + std::to_string(kMaxBoxes))
+      .amounts(static_cast<std::int64_t>(kMaxBoxes) + 1, kMaxBoxes);
 }
 
 // Joins neighbours of equal parts along each factor in turn, innermost first.
@@ -96,8 +98,10 @@ std::vector<Cell> join(std::vector<Cell> cells) {
     for (Cell& c : cells) {
       bool joins = !out.empty() && out.back().parts == c.parts && out.back().box[k].hi == c.box[k].lo;
       for (std::size_t j = 0; j < factors && joins; ++j) joins = j == k || out.back().box[j] == c.box[j];
-      if (joins) out.back().box[k].hi = c.box[k].hi;
-      else out.push_back(std::move(c));
+      if (joins)
+        out.back().box[k].hi = c.box[k].hi;
+      else
+        out.push_back(std::move(c));
     }
     cells = std::move(out);
   }
@@ -110,7 +114,8 @@ Result<std::vector<Cell>> split_cluster(const std::vector<const Cell*>& cluster)
   std::vector<const Box*> knives;
   for (const Cell* c : cluster) {
     knives.push_back(&c->box);
-    for (std::size_t k = 0; k < hull.size(); ++k) hull[k] = {std::min(hull[k].lo, c->box[k].lo), std::max(hull[k].hi, c->box[k].hi)};
+    for (std::size_t k = 0; k < hull.size(); ++k)
+      hull[k] = {std::min(hull[k].lo, c->box[k].lo), std::max(hull[k].hi, c->box[k].hi)};
   }
   const auto at = edges(hull, knives);
   std::size_t count = 1;
@@ -138,7 +143,8 @@ Result<std::vector<Cell>> split_cluster(const std::vector<const Cell*>& cluster)
 std::vector<Cell> gather(const std::vector<Flat>& flats) {
   std::vector<std::uint32_t> order(flats.size());
   std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return before(flats[a].box, flats[b].box); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return before(flats[a].box, flats[b].box); });
   std::vector<Cell> out;
   for (std::uint32_t i : order) {
     if (out.empty() || out.back().box != flats[i].box) out.push_back({flats[i].box, {}});
@@ -147,7 +153,8 @@ std::vector<Cell> gather(const std::vector<Flat>& flats) {
   return out;
 }
 
-void overlaps(const std::vector<Cell>& a, const std::vector<Cell>& b, const std::function<void(std::uint32_t, std::uint32_t)>& hit) {
+void overlaps(const std::vector<Cell>& a, const std::vector<Cell>& b,
+              const std::function<void(std::uint32_t, std::uint32_t)>& hit) {
   if (a.empty() || b.empty()) return;
   if (a[0].box.empty()) {  // a single element: all meet
     for (std::uint32_t i = 0; i < a.size(); ++i)
@@ -158,7 +165,8 @@ void overlaps(const std::vector<Cell>& a, const std::vector<Cell>& b, const std:
   std::vector<std::uint32_t> found;
   for (std::uint32_t i = 0; i < a.size(); ++i) {
     const Interval span = a[i].box[index.factor];
-    auto end = static_cast<std::size_t>(std::lower_bound(index.lows.begin(), index.lows.end(), span.hi) - index.lows.begin());
+    auto end =
+        static_cast<std::size_t>(std::lower_bound(index.lows.begin(), index.lows.end(), span.hi) - index.lows.begin());
     found.clear();
     for (; end > 0 && index.reach[end - 1] > span.lo; --end)
       if (meet(a[i].box, b[index.order[end - 1]].box)) found.push_back(index.order[end - 1]);
@@ -213,7 +221,8 @@ Result<std::vector<Box>> cover(const Box& within, const std::vector<Box>& boxes)
   for (const Box& b : boxes)
     if (Box i = intersect(within, b); !empty(i)) cells.push_back({std::move(i), {0}});
   std::sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return before(a.box, b.box); });
-  cells.erase(std::unique(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.box == b.box; }), cells.end());
+  cells.erase(std::unique(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.box == b.box; }),
+              cells.end());
   REFIT_ASSIGN(std::vector<Cell> disjoint, atomise(std::move(cells)));
   std::int64_t covered = 0;
   std::vector<Box> out;

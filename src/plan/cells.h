@@ -18,7 +18,8 @@ struct Cell {
 std::vector<Cell> gather(const std::vector<Flat>& flats);
 
 // Calls hit(i, j) for each a[i], b[j] that overlap.
-void overlaps(const std::vector<Cell>& a, const std::vector<Cell>& b, const std::function<void(std::uint32_t, std::uint32_t)>& hit);
+void overlaps(const std::vector<Cell>& a, const std::vector<Cell>& b,
+              const std::function<void(std::uint32_t, std::uint32_t)>& hit);
 // Pairs i < j of one set that overlap.
 std::vector<std::pair<std::uint32_t, std::uint32_t>> self_overlaps(const std::vector<Cell>& cells);
 

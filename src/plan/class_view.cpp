@@ -6,9 +6,13 @@ namespace refit::plan {
 namespace {
 
 std::uint64_t content_of(const Coords& coords, const Box& box, std::int64_t bytes) {
-  std::vector<std::int64_t> words{bytes, coords.axes};
-  for (std::size_t k = 0; k < box.size(); ++k) words.insert(words.end(), {box[k].lo, box[k].hi, coords.axis[k], coords.steps[k]});
-  return hash128(std::as_bytes(std::span(words))).lo;
+  std::vector<std::uint64_t> words;
+  const auto add = [&](std::int64_t v) { words.push_back(static_cast<std::uint64_t>(v)); };
+  add(bytes);
+  add(coords.axes);
+  for (std::size_t k = 0; k < box.size(); ++k)
+    for (std::int64_t v : {box[k].lo, box[k].hi, std::int64_t{coords.axis[k]}, coords.steps[k]}) add(v);
+  return hash_words(std::move(words)).lo;
 }
 
 // Names the set of owners; 0 is kept for "no other owner".
@@ -26,7 +30,8 @@ bool covers(const Box& outer, const Box& inner) {
 
 bool takes_part(const Composite& side, std::uint32_t rank) {
   return std::any_of(side.begin(), side.end(), [&](const model::Pattern* p) {
-    return std::any_of(p->shards.begin(), p->shards.end(), [&](const model::PatternShard& s) { return s.owned_by(Rank(rank)); });
+    return std::any_of(p->shards.begin(), p->shards.end(),
+                       [&](const model::PatternShard& s) { return s.owned_by(Rank(rank)); });
   });
 }
 
@@ -46,14 +51,18 @@ Result<std::optional<ClassView>> ViewBuilder::view(const TensorClass& c) {
   for (const DraftPiece& p : c.draft->pieces) {
     const auto boxes = split_box(p.box, c.item, planner_.limit());
     if (position + static_cast<std::int64_t>(boxes.size()) > most)
-      return Error(Code::kExhausted, "one tensor falls into more than " + std::to_string(most) + " pieces: raise refit.bucket_bytes").at_tensor(planner_.name(planner_.groups()[c.groups[0]])).amounts(most + 1, most);
+      return Error(Code::kExhausted,
+                   "one tensor falls into more than " + std::to_string(most) + " pieces: raise refit.bucket_bytes")
+          .at_tensor(planner_.name(planner_.groups()[c.groups[0]]))
+          .amounts(most + 1, most);
     for (const Box& box : boxes) add_piece(p, box, static_cast<std::uint32_t>(position++));
   }
   if (side_ == Side::kSource) {
     REFIT_TRY(add_seals());
   } else {
     for (std::uint32_t cell = 0; cell < c.frame->cells.size(); ++cell)
-      if (std::binary_search(owners_of(cell).begin(), owners_of(cell).end(), rank_)) out_.needed += elements(c.frame->cells[cell].box) * c.item;
+      if (std::binary_search(owners_of(cell).begin(), owners_of(cell).end(), rank_))
+        out_.needed += elements(c.frame->cells[cell].box) * c.item;
   }
   return std::optional<ClassView>(std::move(out_));
 }
@@ -75,19 +84,28 @@ void ViewBuilder::add_piece(const DraftPiece& p, const Box& box, std::uint32_t p
   for (std::uint32_t i = 0; i < count; ++i) visit(i, i, count);
 }
 
-void ViewBuilder::add_from(const DraftPiece& p, const Box& box, std::uint32_t position, std::uint32_t turn, std::uint32_t turns, const Owner& owner) {
+void ViewBuilder::add_from(const DraftPiece& p, const Box& box, std::uint32_t position, std::uint32_t turn,
+                           std::uint32_t turns, const Owner& owner) {
   const Frame& f = *c_->frame;
   const Flat& from = f.source.boxes[owner.part];
   const Dims& strides = f.source.strides_of(from);
-  LocalPiece out{.position = position, .stream = stream(owner.rank, c_->sets[p.recipients]), .turn = turn, .turns = turns, .origin = origin(box),
-                 .bytes = elements(box) * c_->item, .content = 0, .from = spot(from, f.source, owner.rank, false, box), .landings = {}};
+  LocalPiece out{.position = position,
+                 .stream = stream(owner.rank, c_->sets[p.recipients]),
+                 .turn = turn,
+                 .turns = turns,
+                 .origin = origin(box),
+                 .bytes = elements(box) * c_->item,
+                 .content = 0,
+                 .from = spot(from, f.source, owner.rank, false, box),
+                 .landings = {}};
   out.content = content_of(f.coords, box, out.bytes);
   out.from.geometry = geometry(make_geometry(f.coords, box, strides, nullptr), storage(c_->source, from), c_->dtype);
   if (side_ == Side::kTarget) out.landings = landings(p, box, from, strides);
   out_.pieces.push_back(std::move(out));
 }
 
-std::vector<Spot> ViewBuilder::landings(const DraftPiece& p, const Box& box, const Flat& from, const Dims& from_strides) {
+std::vector<Spot> ViewBuilder::landings(const DraftPiece& p, const Box& box, const Flat& from,
+                                        const Dims& from_strides) {
   const Frame& f = *c_->frame;
   std::vector<Spot> out;
   for (std::uint32_t cell : f.groups[f.overlaps[p.overlap].group]) {
@@ -96,7 +114,8 @@ std::vector<Spot> ViewBuilder::landings(const DraftPiece& p, const Box& box, con
     for (std::uint32_t part : f.parts(cell, rank_, *c_->target_owners)) {
       const Flat& to = f.target.boxes[part];
       Spot s = spot(to, f.target, rank_, true, box);
-      s.geometry = geometry(make_geometry(f.coords, box, from_strides, &f.target.strides_of(to)), storage(c_->source, from), storage(c_->target, to));
+      s.geometry = geometry(make_geometry(f.coords, box, from_strides, &f.target.strides_of(to)),
+                            storage(c_->source, from), storage(c_->target, to));
       s.counted = out.empty() && counts(p, box);  // one storage of several stands for the box
       out.push_back(s);
     }
@@ -143,8 +162,13 @@ void ViewBuilder::add_seal(const Box& box, const std::vector<Owner>& owners, con
   std::int32_t back = 0;
   for (std::uint32_t part : parts) {
     const Flat& flat = f.source.boxes[part];
-    LocalSeal s{.at = spot(flat, f.source, rank_, false, box), .origin = origin(box), .group = 0, .owners = {}, .twin_back = back++};
-    s.at.geometry = geometry(make_geometry(f.coords, box, f.source.strides_of(flat), nullptr), storage(c_->source, flat), c_->dtype);
+    LocalSeal s{.at = spot(flat, f.source, rank_, false, box),
+                .origin = origin(box),
+                .group = 0,
+                .owners = {},
+                .twin_back = back++};
+    s.at.geometry = geometry(make_geometry(f.coords, box, f.source.strides_of(flat), nullptr),
+                             storage(c_->source, flat), c_->dtype);
     if (s.twin_back == 0) {
       s.at.counted = owners[0].rank == rank_;
       if (owners.size() > 1) {
@@ -157,7 +181,8 @@ void ViewBuilder::add_seal(const Box& box, const std::vector<Owner>& owners, con
 }
 
 Spot ViewBuilder::spot(const Flat& flat, const Flats& side, std::uint32_t rank, bool target, const Box& box) {
-  const auto [slots, fresh] = slots_of_.try_emplace({rank, flat.member, target}, static_cast<std::uint32_t>(keys_.size()));
+  const auto [slots, fresh] =
+      slots_of_.try_emplace({rank, flat.member, target}, static_cast<std::uint32_t>(keys_.size()));
   if (fresh) {
     keys_.push_back({rank, flat.member, target});
     const model::Pattern& pattern = *(target ? c_->target : c_->source)[flat.member];
@@ -165,17 +190,22 @@ Spot ViewBuilder::spot(const Flat& flat, const Flats& side, std::uint32_t rank, 
     for (std::uint32_t i = 0; i < owned.size(); ++i) slot_of_[{rank, flat.member, target, owned[i]}] = i;
     out_.slots.push_back({.places = {}, .holdings = {}, .width = owned.size()});
   }
-  return {.slots = slots->second, .slot = slot_of_.at({rank, flat.member, target, flat.shard}), .geometry = 0,
-          .offset = offset_in(flat, side.strides_of(flat), box), .counted = false};
+  return {.slots = slots->second,
+          .slot = slot_of_.at({rank, flat.member, target, flat.shard}),
+          .geometry = 0,
+          .offset = offset_in(flat, side.strides_of(flat), box),
+          .counted = false};
 }
 
 std::uint32_t ViewBuilder::geometry(Geometry g, DType src, DType dst) {
   g.src_dtype = src;
   g.wire_dtype = c_->dtype;
   g.dst_dtype = dst;
-  std::vector<std::int64_t> key{static_cast<std::int64_t>(src), static_cast<std::int64_t>(g.wire_dtype), static_cast<std::int64_t>(dst), static_cast<std::int64_t>(g.extents.size()),
+  std::vector<std::int64_t> key{static_cast<std::int64_t>(src), static_cast<std::int64_t>(g.wire_dtype),
+                                static_cast<std::int64_t>(dst), static_cast<std::int64_t>(g.extents.size()),
                                 static_cast<std::int64_t>(g.dst_strides.size())};
-  for (const Dims* d : {&g.extents, &g.src_strides, &g.dst_strides, &g.steps}) key.insert(key.end(), d->begin(), d->end());
+  for (const Dims* d : {&g.extents, &g.src_strides, &g.dst_strides, &g.steps})
+    key.insert(key.end(), d->begin(), d->end());
   key.insert(key.end(), g.axis.begin(), g.axis.end());
   const auto [at, fresh] = geometries_.emplace(std::move(key), static_cast<std::uint32_t>(plan_.geometries.size()));
   if (fresh) plan_.geometries.push_back(std::move(g));
@@ -183,13 +213,15 @@ std::uint32_t ViewBuilder::geometry(Geometry g, DType src, DType dst) {
 }
 
 std::uint32_t ViewBuilder::origin(const Box& box) {
-  const auto [at, fresh] = origins_.emplace(c_->frame->coords.origin(box), static_cast<std::uint32_t>(plan_.origins.size()));
+  const auto [at, fresh] =
+      origins_.emplace(c_->frame->coords.origin(box), static_cast<std::uint32_t>(plan_.origins.size()));
   if (fresh) plan_.origins.push_back(at->first);
   return at->second;
 }
 
 std::uint32_t ViewBuilder::stream(std::uint32_t sender, std::uint32_t set) {
-  const auto [at, fresh] = stream_of_.emplace(std::uint64_t{sender} << 32 | set, static_cast<std::uint32_t>(streams_.size()));
+  const auto [at, fresh] =
+      stream_of_.emplace(std::uint64_t{sender} << 32 | set, static_cast<std::uint32_t>(streams_.size()));
   if (fresh) streams_.push_back({sender, set});
   return at->second;
 }

@@ -10,7 +10,8 @@ namespace refit::plan {
 // Shared tables of one rank plan while its classes are viewed. *thread-compatible*.
 class ViewBuilder {
  public:
-  ViewBuilder(const Planner& planner, Side side, std::uint32_t rank, RankPlan& plan) : planner_(planner), side_(side), rank_(rank), plan_(plan) {}
+  ViewBuilder(const Planner& planner, Side side, std::uint32_t rank, RankPlan& plan)
+      : planner_(planner), side_(side), rank_(rank), plan_(plan) {}
 
   // Empty when the rank has no part in the class. Errors: kExhausted when a tensor has more pieces than bucket ids.
   Result<std::optional<ClassView>> view(const TensorClass& c);
@@ -27,7 +28,8 @@ class ViewBuilder {
 
  private:
   void add_piece(const DraftPiece& p, const Box& box, std::uint32_t position);
-  void add_from(const DraftPiece& p, const Box& box, std::uint32_t position, std::uint32_t turn, std::uint32_t turns, const Owner& owner);
+  void add_from(const DraftPiece& p, const Box& box, std::uint32_t position, std::uint32_t turn, std::uint32_t turns,
+                const Owner& owner);
   std::vector<Spot> landings(const DraftPiece& p, const Box& box, const Flat& from, const Dims& from_strides);
   bool counts(const DraftPiece& p, const Box& box);
   Status add_seals();

@@ -24,7 +24,8 @@ Axis simplify(const Axis& in) {
       const Factor& inner = out.back();
       const bool single = outer.hi - outer.lo == 1;
       std::int64_t pitch = 0;
-      const bool nests = inner.lo == 0 && inner.hi == inner.radix && !__builtin_mul_overflow(inner.radix, inner.stride, &pitch) && pitch == outer.stride;
+      const bool nests = inner.lo == 0 && inner.hi == inner.radix &&
+                         !__builtin_mul_overflow(inner.radix, inner.stride, &pitch) && pitch == outer.stride;
       if (!single && !nests) break;
       const std::int64_t lo = outer.lo * inner.radix + inner.lo;
       const std::int64_t hi = (outer.hi - 1) * inner.radix + inner.hi;
@@ -76,7 +77,8 @@ struct Part {
 };
 
 // [lo, hi) of a mixed-radix number as boxes of its digits: head, body and tail at each level, at most 2m-1.
-void digits(std::int64_t lo, std::int64_t hi, std::span<const std::int64_t> radices, const Box& head, std::vector<Box>& out) {
+void digits(std::int64_t lo, std::int64_t hi, std::span<const std::int64_t> radices, const Box& head,
+            std::vector<Box>& out) {
   const auto grow = [&](Interval i) {
     Box b = head;
     b.push_back(i);
@@ -134,22 +136,28 @@ bool sweep(const Axis& axis, std::vector<Part>& out) {
     runs *= static_cast<std::size_t>(axis[k].hi - axis[k].lo);
     if (runs > kMaxBoxes) return false;
   }
-  std::function<void(std::size_t, std::int64_t, std::int64_t)> walk = [&](std::size_t k, std::int64_t index, std::int64_t delta) {
+  std::function<void(std::size_t, std::int64_t, std::int64_t)> walk = [&](std::size_t k, std::int64_t index,
+                                                                          std::int64_t delta) {
     if (k + 1 == axis.size()) {
       const Interval run{index + inner.lo, index + inner.hi};
-      const bool joins = !out.empty() && out.back().box[0].hi == run.lo && out.back().delta + out.back().box[0].size() * inner.stride == delta;
-      if (joins) out.back().box[0].hi = run.hi;
-      else out.push_back({{run}, delta});
+      const bool joins = !out.empty() && out.back().box[0].hi == run.lo &&
+                         out.back().delta + out.back().box[0].size() * inner.stride == delta;
+      if (joins)
+        out.back().box[0].hi = run.hi;
+      else
+        out.push_back({{run}, delta});
       return;
     }
-    for (std::int64_t d = axis[k].lo; d < axis[k].hi; ++d) walk(k + 1, index + d * axis[k].step, delta + (d - axis[k].lo) * axis[k].stride);
+    for (std::int64_t d = axis[k].lo; d < axis[k].hi; ++d)
+      walk(k + 1, index + d * axis[k].step, delta + (d - axis[k].lo) * axis[k].stride);
   };
   walk(0, 0, 0);
   return true;
 }
 
 // The parts of one axis of one shard, and its strides in common coordinates. `first`/`count`: that axis' factors.
-bool place_axis(const Axis& axis, const Coords& c, std::size_t first, std::size_t count, bool swept, std::vector<Part>& parts, Dims& strides) {
+bool place_axis(const Axis& axis, const Coords& c, std::size_t first, std::size_t count, bool swept,
+                std::vector<Part>& parts, Dims& strides) {
   parts.assign(1, {});
   if (count == 0) return true;
   if (swept) {
@@ -167,7 +175,8 @@ bool place_axis(const Axis& axis, const Coords& c, std::size_t first, std::size_
     parts = std::move(next);
     // Wrapping: where this overflows the box has one index on that factor, and the stride is never used.
     for (std::size_t j = begin; j < k; ++j)
-      strides.push_back(static_cast<std::int64_t>(static_cast<std::uint64_t>(c.steps[j] / f.step) * static_cast<std::uint64_t>(f.stride)));
+      strides.push_back(static_cast<std::int64_t>(static_cast<std::uint64_t>(c.steps[j] / f.step) *
+                                                  static_cast<std::uint64_t>(f.stride)));
   }
   return true;
 }
@@ -233,12 +242,15 @@ Result<Flats> flatten(const Composite& side, const Coords& coords) {
         std::size_t count = 0;
         while (first + count < coords.factors() && coords.axis[first + count] == static_cast<int>(a)) ++count;
         std::vector<Part> mine, next;
-        fits = place_axis(axes[a], coords, first, count, coords.swept[a], mine, out.strides[m][s]) && multiply(parts, mine, next);
+        fits = place_axis(axes[a], coords, first, count, coords.swept[a], mine, out.strides[m][s]) &&
+               multiply(parts, mine, next);
         parts = std::move(next);
         first += count;
       }
       if (!fits || out.boxes.size() + parts.size() > kMaxBoxes)
-        return Error(Code::kExhausted, "its views do not nest and fall into more than " + std::to_string(kMaxBoxes) + " boxes").amounts(static_cast<std::int64_t>(kMaxBoxes) + 1, kMaxBoxes);
+        return Error(Code::kExhausted,
+                     "its views do not nest and fall into more than " + std::to_string(kMaxBoxes) + " boxes")
+            .amounts(static_cast<std::int64_t>(kMaxBoxes) + 1, kMaxBoxes);
       for (Part& p : parts) out.boxes.push_back({m, s, std::move(p.box), p.delta});
     }
   }

@@ -17,8 +17,8 @@ inline constexpr std::size_t kMaxBoxes = 1u << 18;  // most boxes of one tensor 
 struct Coords {
   int axes = 0;
   Dims extents;
-  std::vector<int> axis;  // of each factor
-  Dims steps;             // logical indices of that axis per step
+  std::vector<int> axis;    // of each factor
+  Dims steps;               // logical indices of that axis per step
   std::vector<bool> swept;  // per axis: factorings that do not nest; its one factor is the axis, boxes are affine runs
 
   std::size_t factors() const { return extents.size(); }

@@ -100,7 +100,8 @@ class Drafter {
 
   void emit(const Box& box, std::uint32_t overlap, const Share& s, std::int32_t turn) {
     if (f_.rivals.empty()) return out_.pieces.push_back({box, overlap, s.owners, turn, s.recipients});
-    for (Box& b : cut(box, knives(overlap, s))) out_.pieces.push_back({std::move(b), overlap, s.owners, turn, s.recipients});
+    for (Box& b : cut(box, knives(overlap, s)))
+      out_.pieces.push_back({std::move(b), overlap, s.owners, turn, s.recipients});
   }
 
   // Target boxes of the same instances that cover only a part: a recipient counts all of a piece or nothing.
@@ -108,11 +109,13 @@ class Drafter {
     std::set<std::int64_t> instances;
     for (std::uint32_t r : out_.sets[s.recipients]) instances.insert(r / in_.instance);
     std::set<std::uint32_t> rivals;
-    for (std::uint32_t c : f_.groups[f_.overlaps[overlap].group]) rivals.insert(f_.rivals[c].begin(), f_.rivals[c].end());
+    for (std::uint32_t c : f_.groups[f_.overlaps[overlap].group])
+      rivals.insert(f_.rivals[c].begin(), f_.rivals[c].end());
     std::vector<const Box*> out;
     for (std::uint32_t c : rivals) {
       const Ranks ranks = f_.owners(c, in_.target);
-      if (std::any_of(ranks.begin(), ranks.end(), [&](std::uint32_t r) { return instances.contains(r / in_.instance); }) &&
+      if (std::any_of(ranks.begin(), ranks.end(),
+                      [&](std::uint32_t r) { return instances.contains(r / in_.instance); }) &&
           !empty(intersect(f_.cells[c].box, f_.overlaps[overlap].box)))
         out.push_back(&f_.cells[c].box);
     }

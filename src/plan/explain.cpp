@@ -25,16 +25,20 @@ std::string numbers(const Dims& d) {
 }
 
 // "buffer+offset" of a box of one shard on one rank.
-Result<std::string> where(const model::Layout& layout, std::uint32_t rank, std::uint32_t tensor, const Flat& flat, const Dims& strides, const Box& box) {
+Result<std::string> where(const model::Layout& layout, std::uint32_t rank, std::uint32_t tensor, const Flat& flat,
+                          const Dims& strides, const Box& box) {
   const TensorId id(tensor);
   REFIT_ASSIGN(const std::vector<model::Place> places, layout.places(Rank(rank), std::span(&id, 1)));
   const auto owned = owned_shards(layout.patterns()[layout.pattern_of()[tensor]], rank);
   const auto at = static_cast<std::size_t>(std::find(owned.begin(), owned.end(), flat.shard) - owned.begin());
-  if (at >= places.size()) return Error(Code::kInternal, "rank " + std::to_string(rank) + " lacks a shard that its pattern names");
-  return "buffer " + std::to_string(places[at].buffer) + " + " + std::to_string(places[at].offset + offset_in(flat, strides, box)) + " strides " + numbers(strides);
+  if (at >= places.size())
+    return Error(Code::kInternal, "rank " + std::to_string(rank) + " lacks a shard that its pattern names");
+  return "buffer " + std::to_string(places[at].buffer) + " + " +
+         std::to_string(places[at].offset + offset_in(flat, strides, box)) + " strides " + numbers(strides);
 }
 
-Result<std::string> landings(const Planner& p, const TensorClass& c, const Group& g, const DraftPiece& piece, const Box& box, std::uint32_t rank) {
+Result<std::string> landings(const Planner& p, const TensorClass& c, const Group& g, const DraftPiece& piece,
+                             const Box& box, std::uint32_t rank) {
   const Frame& f = *c.frame;
   std::string out;
   for (std::uint32_t cell : f.groups[f.overlaps[piece.overlap].group]) {
@@ -42,7 +46,8 @@ Result<std::string> landings(const Planner& p, const TensorClass& c, const Group
     if (!std::binary_search(owners.begin(), owners.end(), rank)) continue;
     for (std::uint32_t part : f.parts(cell, rank, *c.target_owners)) {
       const Flat& to = f.target.boxes[part];
-      REFIT_ASSIGN(const std::string at, where(p.target(), rank, g.target[to.member], to, f.target.strides_of(to), box));
+      REFIT_ASSIGN(const std::string at,
+                   where(p.target(), rank, g.target[to.member], to, f.target.strides_of(to), box));
       out += "    -> target " + std::to_string(rank) + " " + at + "\n";
     }
   }
@@ -57,8 +62,10 @@ Result<std::string> pieces(const Planner& p, const TensorClass& c, const Group& 
     const Ranks& recipients = p.sets()[c.sets[piece.recipients]];
     for (const Box& box : split_box(piece.box, c.item, p.limit())) {
       const Flat& from = f.source.boxes[sender.part];
-      REFIT_ASSIGN(const std::string at, where(p.source(), sender.rank, g.source[from.member], from, f.source.strides_of(from), box));
-      out += "  " + f.coords.text(box) + " " + std::to_string(elements(box) * c.item) + " bytes: source " + std::to_string(sender.rank) + " " + at + ", to targets " + list(recipients) + "\n";
+      REFIT_ASSIGN(const std::string at,
+                   where(p.source(), sender.rank, g.source[from.member], from, f.source.strides_of(from), box));
+      out += "  " + f.coords.text(box) + " " + std::to_string(elements(box) * c.item) + " bytes: source " +
+             std::to_string(sender.rank) + " " + at + ", to targets " + list(recipients) + "\n";
       for (std::size_t i = 0; i < std::min(recipients.size(), kRanksShown); ++i) {
         REFIT_ASSIGN(const std::string landing, landings(p, c, g, piece, box, recipients[i]));
         out += landing;
@@ -70,12 +77,14 @@ Result<std::string> pieces(const Planner& p, const TensorClass& c, const Group& 
 
 }  // namespace
 
-Result<std::string> explain(const model::Layout& source, const model::Layout& target, const Options& options, const std::string& tensor) {
+Result<std::string> explain(const model::Layout& source, const model::Layout& target, const Options& options,
+                            const std::string& tensor) {
   REFIT_ASSIGN(const std::unique_ptr<Planner> p, Planner::make(source, target, options));
   const std::int64_t at = p->catalogue()->find(tensor);
   if (at < 0) return Error(Code::kInvalid, "neither side has a tensor of this name").at_tensor(tensor);
   const auto in = [&](const model::Layout& side, const std::vector<std::uint32_t>& list) {
-    return std::any_of(list.begin(), list.end(), [&](std::uint32_t t) { return side.catalogue().tensors[t].name == tensor; });
+    return std::any_of(list.begin(), list.end(),
+                       [&](std::uint32_t t) { return side.catalogue().tensors[t].name == tensor; });
   };
   for (std::size_t i = 0; i < p->groups().size(); ++i) {
     const Group& g = p->groups()[i];
@@ -85,7 +94,8 @@ Result<std::string> explain(const model::Layout& source, const model::Layout& ta
     if (t.name != tensor) out += "  tied: travels as " + t.name + "\n";
     if (p->class_of()[i] == Planner::kNone) return out + "  nothing moves\n";
     const TensorClass& c = p->classes()[p->class_of()[i]];
-    if (c.frame->coords.factors() > static_cast<std::size_t>(c.frame->coords.axes)) out += "  common factors " + numbers(c.frame->coords.extents) + "\n";
+    if (c.frame->coords.factors() > static_cast<std::size_t>(c.frame->coords.axes))
+      out += "  common factors " + numbers(c.frame->coords.extents) + "\n";
     Findings holes;
     p->find_holes(c, nullptr, holes);
     if (!holes.empty()) return holes.error();

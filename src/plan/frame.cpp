@@ -106,13 +106,15 @@ std::vector<std::uint32_t> Frame::parts(std::uint32_t cell, std::uint32_t rank, 
 
 Result<std::vector<Box>> Frame::wanted(std::uint32_t atom) const {
   std::vector<Box> boxes;
-  auto at = std::lower_bound(overlaps.begin(), overlaps.end(), atom, [](const Overlap& o, std::uint32_t a) { return o.atom < a; });
+  auto at = std::lower_bound(overlaps.begin(), overlaps.end(), atom,
+                             [](const Overlap& o, std::uint32_t a) { return o.atom < a; });
   for (; at != overlaps.end() && at->atom == atom; ++at) boxes.push_back(at->box);
   if (boxes.size() == 1) return boxes;
   return cover(atoms[atom].box, boxes);
 }
 
-Result<Frame> make_frame(const Dims& shape, const Composite& source, const Composite& target, const OwnerTable& target_owners) {
+Result<Frame> make_frame(const Dims& shape, const Composite& source, const Composite& target,
+                         const OwnerTable& target_owners) {
   Frame f;
   f.coords = common_coords(shape, source, target);
   REFIT_ASSIGN(f.source, flatten(source, f.coords));

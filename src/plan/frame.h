@@ -17,16 +17,16 @@ struct Overlap {
 struct Frame {
   Coords coords;
   Flats source, target;
-  std::vector<Cell> atoms;   // of the sources, disjoint, in order of origin
-  std::vector<Cell> cells;   // of the targets, disjoint inside each rank
-  std::vector<Overlap> overlaps;                    // by (atom, box)
-  std::vector<std::vector<std::uint32_t>> groups;   // distinct cell lists of overlaps
-  std::vector<std::int64_t> missing;                // per cell: elements that no source holds
-  std::vector<std::vector<std::uint32_t>> rivals;   // per cell: cells that overlap it; empty when none do
+  std::vector<Cell> atoms;                         // of the sources, disjoint, in order of origin
+  std::vector<Cell> cells;                         // of the targets, disjoint inside each rank
+  std::vector<Overlap> overlaps;                   // by (atom, box)
+  std::vector<std::vector<std::uint32_t>> groups;  // distinct cell lists of overlaps
+  std::vector<std::int64_t> missing;               // per cell: elements that no source holds
+  std::vector<std::vector<std::uint32_t>> rivals;  // per cell: cells that overlap it; empty when none do
   // Cells of ranks whose own boxes overlap each other belong to those ranks alone, all others to everybody else.
-  std::vector<Ranks> only;   // per cell; empty: no such restriction
+  std::vector<Ranks> only;  // per cell; empty: no such restriction
   Ranks special;
-  bool by_owner = false;     // the cells depend on who owns what, not on the boxes alone
+  bool by_owner = false;  // the cells depend on who owns what, not on the boxes alone
 
   // Ascending owners of a target cell.
   Ranks owners(std::uint32_t cell, const OwnerTable& table) const;
@@ -36,6 +36,7 @@ struct Frame {
   Result<std::vector<Box>> wanted(std::uint32_t atom) const;
 };
 
-Result<Frame> make_frame(const Dims& shape, const Composite& source, const Composite& target, const OwnerTable& target_owners);
+Result<Frame> make_frame(const Dims& shape, const Composite& source, const Composite& target,
+                         const OwnerTable& target_owners);
 
 }  // namespace refit::plan

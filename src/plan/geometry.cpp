@@ -1,6 +1,14 @@
+#include <bit>
+
 #include "plan/rank_plan.h"
 
 namespace refit::plan {
+
+Hash128 hash_words(std::vector<std::uint64_t> words) {
+  if constexpr (std::endian::native == std::endian::big)
+    for (std::uint64_t& w : words) w = __builtin_bswap64(w);
+  return hash128(std::as_bytes(std::span(words)));
+}
 
 std::vector<std::uint32_t> owned_shards(const model::Pattern& pattern, std::uint32_t rank) {
   std::vector<std::uint32_t> out;
@@ -22,7 +30,8 @@ Geometry make_geometry(const Coords& coords, const Box& box, const Dims& src, co
     if (n == 1) continue;
     // Two loops are one where the inner one runs on into the outer one: in the logical axis and in both memories.
     if (!g.extents.empty() && g.axis.back() == coords.axis[k]) {
-      const bool nests = g.steps.back() == n * coords.steps[k] && g.src_strides.back() == n * src[k] && (!dst || g.dst_strides.back() == n * (*dst)[k]);
+      const bool nests = g.steps.back() == n * coords.steps[k] && g.src_strides.back() == n * src[k] &&
+                         (!dst || g.dst_strides.back() == n * (*dst)[k]);
       if (nests) {
         g.extents.back() *= n;
         g.steps.back() = coords.steps[k];

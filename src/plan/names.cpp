@@ -18,7 +18,9 @@ std::string describe(const LogicalTensor& t) {
   return out + "]";
 }
 
-bool held(const model::Layout& layout, std::uint32_t tensor) { return !layout.patterns()[layout.pattern_of()[tensor]].shards.empty(); }
+bool held(const model::Layout& layout, std::uint32_t tensor) {
+  return !layout.patterns()[layout.pattern_of()[tensor]].shards.empty();
+}
 
 // First owner of any part of a tensor, for messages.
 std::string holder(const model::Layout& layout, std::uint32_t tensor) {
@@ -37,7 +39,9 @@ Union unite(const Catalogue& a, const Catalogue& b, Catalogue& out) {
   std::size_t i = 0, j = 0;
   out.tensors.reserve(std::max(a.tensors.size(), b.tensors.size()));
   while (i < a.tensors.size() || j < b.tensors.size()) {
-    const int order = i == a.tensors.size() ? 1 : j == b.tensors.size() ? -1 : a.tensors[i].name.compare(b.tensors[j].name);
+    const int order = i == a.tensors.size()   ? 1
+                      : j == b.tensors.size() ? -1
+                                              : a.tensors[i].name.compare(b.tensors[j].name);
     out.tensors.push_back(order <= 0 ? a.tensors[i] : b.tensors[j]);
     u.source.push_back(order <= 0 ? static_cast<std::int64_t>(i++) : -1);
     u.target.push_back(order >= 0 ? static_cast<std::int64_t>(j++) : -1);
@@ -89,15 +93,18 @@ void Planner::match_names(Findings& out) {
     }
     Group& g = groups_[group_of[root[i]]];
     const LogicalTensor& first = catalogue_->tensors[g.ordinal];
-    const auto join = [&](std::int64_t at, const model::Layout& side, const char* which, std::vector<std::uint32_t>& list) {
+    const auto join = [&](std::int64_t at, const model::Layout& side, const char* which,
+                          std::vector<std::uint32_t>& list) {
       if (at < 0) return;
       const LogicalTensor& t = side.catalogue().tensors[static_cast<std::size_t>(at)];
       if (t.shape == first.shape && t.dtype == first.dtype) return list.push_back(static_cast<std::uint32_t>(at));
       disagrees[group_of[root[i]]] = true;
       const std::int64_t other = both.source[g.ordinal] >= 0 ? both.source[g.ordinal] : both.target[g.ordinal];
       const model::Layout& other_side = both.source[g.ordinal] >= 0 ? *source_ : *target_;
-      out.add(std::string("disagreement: ") + which + " " + holder(side, static_cast<std::uint32_t>(at)) + " holds " + t.name + " as " + describe(t) + ", " +
-                  (&other_side == source_ ? "source " : "target ") + holder(other_side, static_cast<std::uint32_t>(other)) + " holds " + first.name + " as " + describe(first),
+      out.add(std::string("disagreement: ") + which + " " + holder(side, static_cast<std::uint32_t>(at)) + " holds " +
+                  t.name + " as " + describe(t) + ", " + (&other_side == source_ ? "source " : "target ") +
+                  holder(other_side, static_cast<std::uint32_t>(other)) + " holds " + first.name + " as " +
+                  describe(first),
               t.name);
     };
     join(both.source[i], *source_, "source", g.source);
@@ -111,11 +118,14 @@ void Planner::match_names(Findings& out) {
     };
     const bool offered = any(*source_, g.source), wants = any(*target_, g.target);
     if (wants && g.source.empty())
-      out.add("unknown name: target " + holder(*target_, g.target[0]) + " holds " + name(g) + ", which no source names", name(g));
+      out.add("unknown name: target " + holder(*target_, g.target[0]) + " holds " + name(g) + ", which no source names",
+              name(g));
     if (offered && !wants) {
       unwanted_.push_back(name(g));
       if (!options_.files && !options_.partial)
-        out.add("unwanted name: source " + holder(*source_, g.source[0]) + " holds " + name(g) + ", which no target wants (declare the target partial to allow it)", name(g));
+        out.add("unwanted name: source " + holder(*source_, g.source[0]) + " holds " + name(g) +
+                    ", which no target wants (declare the target partial to allow it)",
+                name(g));
     }
   }
 }

@@ -20,8 +20,10 @@ std::vector<Owner> OwnerTable::of(const Cell& cell, const std::vector<Flat>& fla
   for (std::uint32_t part : cell.parts)
     for (std::uint32_t rank : of(flats[part])) out.push_back({rank, part});
   if (cell.parts.size() == 1) return out;
-  std::sort(out.begin(), out.end(), [](const Owner& a, const Owner& b) { return std::pair(a.rank, a.part) < std::pair(b.rank, b.part); });
-  out.erase(std::unique(out.begin(), out.end(), [](const Owner& a, const Owner& b) { return a.rank == b.rank; }), out.end());
+  std::sort(out.begin(), out.end(),
+            [](const Owner& a, const Owner& b) { return std::pair(a.rank, a.part) < std::pair(b.rank, b.part); });
+  out.erase(std::unique(out.begin(), out.end(), [](const Owner& a, const Owner& b) { return a.rank == b.rank; }),
+            out.end());
   return out;
 }
 
@@ -36,7 +38,9 @@ std::uint32_t RankSets::intern(const Ranks& ranks) {
   return size() - 1;
 }
 
-bool RankSets::contains(std::uint32_t id, std::uint32_t rank) const { return std::binary_search(sets_[id].begin(), sets_[id].end(), rank); }
+bool RankSets::contains(std::uint32_t id, std::uint32_t rank) const {
+  return std::binary_search(sets_[id].begin(), sets_[id].end(), rank);
+}
 
 Hosts Hosts::of(const model::Layout& source, const model::Layout& target) {
   Hosts out;
@@ -44,7 +48,8 @@ Hosts Hosts::of(const model::Layout& source, const model::Layout& target) {
   const auto rank = [](std::int64_t r) { return Rank(static_cast<std::uint32_t>(r)); };
   for (std::int64_t r = 0; r < source.world(); ++r) {
     const std::string host = source.host(rank(r));
-    out.source.push_back(host.empty() ? -1 : names.emplace(host, static_cast<std::int32_t>(names.size())).first->second);
+    out.source.push_back(host.empty() ? -1
+                                      : names.emplace(host, static_cast<std::int32_t>(names.size())).first->second);
   }
   for (std::int64_t r = 0; r < target.world(); ++r) {
     const auto at = names.find(target.host(rank(r)));

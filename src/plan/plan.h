@@ -21,13 +21,14 @@ struct Options {
 };
 
 // How a piece lies in both memories. Shared by all pieces of a class; loop order is the view's factor order after
-// coalescing. Logical index of axis a at loop indices i: piece.origin-independent part is Σ i_k·steps[k] over k with axis[k]==a.
+// coalescing. Logical index of axis a at loop indices i: piece.origin-independent part is Σ i_k·steps[k] over k with
+// axis[k]==a.
 struct Geometry {
-  Dims extents;             // loop extents, outermost first; {} for one element
-  Dims src_strides;         // bytes, in the sender's buffer
-  Dims dst_strides;         // bytes, in the recipient's buffer; empty in a sender's plan
-  std::vector<int> axis;    // logical axis that each loop belongs to
-  Dims steps;               // logical indices of that axis per loop step
+  Dims extents;           // loop extents, outermost first; {} for one element
+  Dims src_strides;       // bytes, in the sender's buffer
+  Dims dst_strides;       // bytes, in the recipient's buffer; empty in a sender's plan
+  std::vector<int> axis;  // logical axis that each loop belongs to
+  Dims steps;             // logical indices of that axis per loop step
   DType src_dtype = DType::kBF16, wire_dtype = DType::kBF16, dst_dtype = DType::kBF16;
   friend bool operator==(const Geometry&, const Geometry&) = default;
 };
@@ -37,8 +38,8 @@ struct Piece {
   TensorId tensor;
   std::uint32_t geometry = 0;
   std::uint32_t src_buffer = 0;
-  std::int64_t src_offset = 0;   // bytes of the first element in the sender's buffer
-  std::uint32_t origin = 0;      // index into RankPlan::origins: logical index of the first element per axis
+  std::int64_t src_offset = 0;  // bytes of the first element in the sender's buffer
+  std::uint32_t origin = 0;     // index into RankPlan::origins: logical index of the first element per axis
   std::int64_t bytes = 0;
   // Target side: where it lands. A piece with several storages (ties, two holdings of one box) has several landings.
   std::uint32_t first_landing = 0, landings = 0;
@@ -47,18 +48,18 @@ struct Piece {
 // One destination of a piece. `counted` pieces make up the replica's version digest: each distinct logical box once
 // per replica (the lowest owning rank counts it). Where only a part counts, the planner has split the piece.
 struct Landing {
-  std::uint32_t holding = 0;     // index into the rank's RankLayout::holdings
+  std::uint32_t holding = 0;  // index into the rank's RankLayout::holdings
   std::uint32_t geometry = 0;
   std::int64_t dst_offset = 0;
   bool counted = false;
 };
 
 struct Bucket {
-  BucketId id;                   // unique within the sender, ascending, not dense
+  BucketId id;  // unique within the sender, ascending, not dense
   Rank sender;
   std::vector<Rank> recipients;  // ascending
   std::uint32_t first_piece = 0, pieces = 0;
-  std::int64_t bytes = 0;        // packed, each start aligned to its item size
+  std::int64_t bytes = 0;  // packed, each start aligned to its item size
 };
 
 inline constexpr std::uint32_t kNoTwin = 0xffffffffu;
@@ -73,7 +74,7 @@ struct SealBox {
   std::uint32_t origin = 0;
   bool counted = false;
   std::uint64_t group = 0;
-  std::vector<Rank> owners;      // filled only when there are several
+  std::vector<Rank> owners;  // filled only when there are several
   // Index of the seal box of this rank that holds the same logical box in another storage (a tie, a second holding):
   // both must digest equal. kNoTwin for the first or only one; twins are neither counted nor in a group.
   std::uint32_t twin = kNoTwin;
@@ -91,10 +92,10 @@ struct RankPlan {
   std::shared_ptr<const model::Catalogue> catalogue;
   std::vector<Geometry> geometries;
   std::vector<Dims> origins;
-  std::vector<Piece> pieces;     // bucket after bucket
+  std::vector<Piece> pieces;  // bucket after bucket
   std::vector<Landing> landings;
-  std::vector<Bucket> buckets;   // a source: what it sends; a target: what it receives; by (sender, id)
-  std::vector<SealBox> seal;     // sources only
+  std::vector<Bucket> buckets;    // a source: what it sends; a target: what it receives; by (sender, id)
+  std::vector<SealBox> seal;      // sources only
   std::int64_t bytes_needed = 0;  // a target: each distinct logical byte once. A source: what it sends, each once
   std::int64_t bytes_moved = 0;   // summed over recipients
   std::int64_t bucket_limit = 0;  // largest bucket of this plan, equal on all ranks
@@ -107,7 +108,8 @@ bool cast_allowed(const Options& options, const std::string& tensor);
 
 // Errors list every hole, overlap, unknown name, shape or dtype disagreement with both owners (joined, at most 20 shown
 // with the total count).
-Result<RankPlan> make_plan(const model::Layout& source, const model::Layout& target, const Options& options, Side side, Rank rank);
+Result<RankPlan> make_plan(const model::Layout& source, const model::Layout& target, const Options& options, Side side,
+                           Rank rank);
 // Both layouts worked out once, for a caller that needs the plans of several ranks. The layouts must outlive it.
 class Planner;
 class Plans {
@@ -136,7 +138,7 @@ struct World {
   PlanId id;
   std::int64_t bytes_needed = 0, bytes_moved = 0, bytes_local = 0;
   std::int64_t segments = 0, buckets = 0;
-  double coverage = 0;             // 1.0 or the call failed
+  double coverage = 0;  // 1.0 or the call failed
   std::vector<Link> links;
   bool by_host = false;            // above 4,096 pairs
   std::vector<std::string> hosts;  // names of host ordinals
@@ -148,6 +150,7 @@ struct World {
 Result<World> make_world(const model::Layout& source, const model::Layout& target, const Options& options);
 
 // Human-readable: every piece of one tensor, from whom to whom and where. Errors: kInvalid for an unknown name.
-Result<std::string> explain(const model::Layout& source, const model::Layout& target, const Options& options, const std::string& tensor);
+Result<std::string> explain(const model::Layout& source, const model::Layout& target, const Options& options,
+                            const std::string& tensor);
 
 }  // namespace refit::plan

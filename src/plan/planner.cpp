@@ -58,7 +58,8 @@ Error Findings::error() const {
   return Error(Code::kMismatch, text).at_tensor(tensor_);
 }
 
-Result<std::unique_ptr<Planner>> Planner::make(const model::Layout& source, const model::Layout& target, const Options& options) {
+Result<std::unique_ptr<Planner>> Planner::make(const model::Layout& source, const model::Layout& target,
+                                               const Options& options) {
   std::unique_ptr<Planner> p(new Planner());
   p->source_ = &source;
   p->target_ = &target;
@@ -68,20 +69,22 @@ Result<std::unique_ptr<Planner>> Planner::make(const model::Layout& source, cons
 }
 
 Status Planner::build() {
-  if (options_.bucket_bytes < 1) return Error(Code::kInvalid, "refit.bucket_bytes must be positive, not " + std::to_string(options_.bucket_bytes));
-  if (options_.staging_bytes < 1) return Error(Code::kInvalid, "refit.staging_bytes must be positive, not " + std::to_string(options_.staging_bytes));
+  if (options_.bucket_bytes < 1)
+    return Error(Code::kInvalid, "refit.bucket_bytes must be positive, not " + std::to_string(options_.bucket_bytes));
+  if (options_.staging_bytes < 1)
+    return Error(Code::kInvalid, "refit.staging_bytes must be positive, not " + std::to_string(options_.staging_bytes));
   if (source_->world() < 1 || target_->world() < 1 || target_->world() % target_->instances() != 0)
     return Error(Code::kInvalid, "a layout has no ranks, or its instances are not equal");
   hosts_ = Hosts::of(*source_, *target_);
   Findings findings;
   match_names(findings);
-  REFIT_TRY(classify(findings));
+  REFIT_TRY(classify());
   if (!findings.empty()) return findings.error();
   return choose_limit();
 }
 
 // The classes of all groups that some target holds bytes of.
-Status Planner::classify(Findings& out) {
+Status Planner::classify() {
   source_shape_ = shapes_of(source_->patterns());
   target_shape_ = shapes_of(target_->patterns());
   class_of_.assign(groups_.size(), kNone);
@@ -98,11 +101,16 @@ Status Planner::classify(Findings& out) {
     class_of_[g] = *c;
     classes_[*c].groups.push_back(g);
   }
-  (void)out;
   return {};
 }
 
 Result<std::uint32_t> Planner::class_for(const Group& g) {
+  // Nearly all groups are one tensor on either side: no key needs to be built for them.
+  const bool plain = g.source.size() == 1 && g.target.size() == 1;
+  const std::uint64_t pair =
+      plain ? std::uint64_t{source_->pattern_of()[g.source[0]]} << 32 | target_->pattern_of()[g.target[0]] : 0;
+  if (plain)
+    if (const auto at = plain_classes_.find(pair); at != plain_classes_.end()) return at->second;
   const Key source_key = patterns_of(*source_, g.source), target_key = patterns_of(*target_, g.target);
   const auto at = class_by_patterns_.find({source_key, target_key});
   if (at != class_by_patterns_.end()) return at->second;
@@ -116,6 +124,7 @@ Result<std::uint32_t> Planner::class_for(const Group& g) {
   const auto number = static_cast<std::uint32_t>(classes_.size());
   classes_.push_back(std::move(c));
   class_by_patterns_.emplace(std::pair(source_key, target_key), number);
+  if (plain) plain_classes_.emplace(pair, number);
   return number;
 }
 
@@ -209,8 +218,10 @@ Status Planner::choose_limit() {
   limit_ = std::min(options_.bucket_bytes, options_.staging_bytes / (2 * most));
   for (const TensorClass& c : classes_)
     if (c.item > limit_ && !c.groups.empty())
-      return Error(Code::kExhausted, "one element of " + std::to_string(c.item) + " bytes does not fit a bucket of " + std::to_string(limit_) + " bytes: raise refit.bucket_bytes (" +
-                                         std::to_string(options_.bucket_bytes) + ") or refit.staging_bytes (" + std::to_string(options_.staging_bytes) + ", shared by 2 × " +
+      return Error(Code::kExhausted, "one element of " + std::to_string(c.item) + " bytes does not fit a bucket of " +
+                                         std::to_string(limit_) + " bytes: raise refit.bucket_bytes (" +
+                                         std::to_string(options_.bucket_bytes) + ") or refit.staging_bytes (" +
+                                         std::to_string(options_.staging_bytes) + ", shared by 2 × " +
                                          std::to_string(most) + " senders)")
           .at_tensor(name(groups_[c.groups[0]]))
           .amounts(c.item, limit_);
@@ -244,8 +255,11 @@ void Planner::find_holes(const TensorClass& c, const Ranks* only, Findings& out)
     }
     const std::string gap = c.frame->coords.text(first_gap(c.frame->cells[cell].box, held));
     for (std::uint32_t g : c.groups)
-      out.add("hole: target rank " + std::to_string(ranks[0]) + (ranks.size() > 1 ? " (and " + std::to_string(ranks.size() - 1) + " more)" : "") + " holds " + name(groups_[g]) + " " +
-                  c.frame->coords.text(c.frame->cells[cell].box) + ", of which no source holds " + gap + (who.empty() ? " (no source rank holds any of it)" : " (source ranks " + who + " hold the rest)"),
+      out.add("hole: target rank " + std::to_string(ranks[0]) +
+                  (ranks.size() > 1 ? " (and " + std::to_string(ranks.size() - 1) + " more)" : "") + " holds " +
+                  name(groups_[g]) + " " + c.frame->coords.text(c.frame->cells[cell].box) +
+                  ", of which no source holds " + gap +
+                  (who.empty() ? " (no source rank holds any of it)" : " (source ranks " + who + " hold the rest)"),
               name(groups_[g]));
   }
 }
@@ -267,10 +281,14 @@ bool cast_allowed(const Options& options, const std::string& tensor) {
   const auto match = [&](const std::string& p) {
     std::size_t i = 0, j = 0, star = std::string::npos, from = 0;
     while (i < tensor.size()) {
-      if (j < p.size() && p[j] == '*') star = j++, from = i;
-      else if (j < p.size() && p[j] == tensor[i]) ++i, ++j;
-      else if (star != std::string::npos) j = star + 1, i = ++from;
-      else return false;
+      if (j < p.size() && p[j] == '*')
+        star = j++, from = i;
+      else if (j < p.size() && p[j] == tensor[i])
+        ++i, ++j;
+      else if (star != std::string::npos)
+        j = star + 1, i = ++from;
+      else
+        return false;
     }
     while (j < p.size() && p[j] == '*') ++j;
     return j == p.size();

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "plan/draft.h"
@@ -14,7 +15,7 @@ namespace refit::plan {
 
 // One logical tensor, or the several that ties make one.
 struct Group {
-  std::uint32_t ordinal = 0;               // of its lowest name, in byte order of all names
+  std::uint32_t ordinal = 0;                  // of its lowest name, in byte order of all names
   std::vector<std::uint32_t> source, target;  // ordinals in either side's own catalogue
 };
 
@@ -27,8 +28,8 @@ struct TensorClass {
   const OwnerTable* target_owners = nullptr;
   const Frame* frame = nullptr;
   const Draft* draft = nullptr;
-  std::vector<std::uint32_t> sets;     // DraftPiece::recipients -> RankSets
-  std::vector<std::uint32_t> groups;   // its tensors, ascending
+  std::vector<std::uint32_t> sets;    // DraftPiece::recipients -> RankSets
+  std::vector<std::uint32_t> groups;  // its tensors, ascending
   std::int64_t item = 0;
 };
 
@@ -50,7 +51,8 @@ class Findings {
 // *thread-compatible*; immutable after make().
 class Planner {
  public:
-  static Result<std::unique_ptr<Planner>> make(const model::Layout& source, const model::Layout& target, const Options& options);
+  static Result<std::unique_ptr<Planner>> make(const model::Layout& source, const model::Layout& target,
+                                               const Options& options);
 
   const model::Layout& source() const { return *source_; }
   const model::Layout& target() const { return *target_; }
@@ -77,9 +79,10 @@ class Planner {
   Planner() = default;
   Status build();
   void match_names(Findings& out);
-  Status classify(Findings& out);
+  Status classify();
   Result<std::uint32_t> class_for(const Group& g);
-  Status complete(TensorClass& c, const std::vector<std::uint32_t>& source_key, const std::vector<std::uint32_t>& target_key);
+  Status complete(TensorClass& c, const std::vector<std::uint32_t>& source_key,
+                  const std::vector<std::uint32_t>& target_key);
   Status choose_limit();
 
   const model::Layout* source_ = nullptr;
@@ -99,6 +102,7 @@ class Planner {
   using Key = std::vector<std::uint32_t>;
   std::vector<std::uint32_t> source_shape_, target_shape_;  // pattern -> number of its shape
   std::map<std::pair<Key, Key>, std::uint32_t> class_by_patterns_;
+  std::unordered_map<std::uint64_t, std::uint32_t> plain_classes_;
   std::map<Key, OwnerTable> source_owners_, target_owners_;
   std::map<std::pair<Key, Key>, Frame> frames_;
   std::map<std::pair<Key, Key>, Draft> drafts_;

@@ -22,7 +22,8 @@ struct Emitted {
 
 class RankBuilder {
  public:
-  RankBuilder(const Planner& p, Side side, std::uint32_t rank) : planner_(p), side_(side), rank_(rank), views_(p, side, rank, plan_) {}
+  RankBuilder(const Planner& p, Side side, std::uint32_t rank)
+      : planner_(p), side_(side), rank_(rank), views_(p, side, rank, plan_) {}
 
   Result<RankPlan> run() {
     plan_.side = side_;
@@ -74,11 +75,14 @@ class RankBuilder {
     struct Want {
       std::uint32_t tensor, view, slots, index;
     };
-    std::map<std::uint32_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>> by_rank;  // source rank -> (view, slots)
+    std::map<std::uint32_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>>
+        by_rank;  // source rank -> (view, slots)
     for (std::uint32_t v = 0; v < list_.size(); ++v)
       for (std::uint32_t s = 0; s < keys_[v].size(); ++s) {
-        if (keys_[v][s].own_target) REFIT_TRY(locate_own(v, s));
-        else by_rank[keys_[v][s].rank].emplace_back(v, s);
+        if (keys_[v][s].own_target)
+          REFIT_TRY(locate_own(v, s));
+        else
+          by_rank[keys_[v][s].rank].emplace_back(v, s);
       }
     std::vector<std::pair<std::uint32_t, std::uint32_t>> last;
     std::vector<Want> wants;
@@ -99,8 +103,11 @@ class RankBuilder {
       for (const Want& w : wants) {
         Slots& slots = list_[w.view].slots[w.slots];
         slots.places.resize(slots.width * list_[w.view].c->groups.size());
-        if (at + slots.width > places.size()) return Error(Code::kInternal, "source rank " + std::to_string(rank) + " placed fewer shards than its patterns name");
-        std::copy_n(places.begin() + static_cast<std::ptrdiff_t>(at), slots.width, slots.places.begin() + static_cast<std::ptrdiff_t>(slots.width * w.index));
+        if (at + slots.width > places.size())
+          return Error(Code::kInternal,
+                       "source rank " + std::to_string(rank) + " placed fewer shards than its patterns name");
+        std::copy_n(places.begin() + static_cast<std::ptrdiff_t>(at), slots.width,
+                    slots.places.begin() + static_cast<std::ptrdiff_t>(slots.width * w.index));
         at += slots.width;
       }
     }
@@ -113,14 +120,19 @@ class RankBuilder {
     const auto owned = owned_shards(pattern, rank_);
     for (std::uint32_t g : list_[v].c->groups) {
       const TensorId tensor(planner_.groups()[g].target[keys_[v][s].member]);
-      const auto first = std::lower_bound(own_.holdings.begin(), own_.holdings.end(), tensor, [](const model::Holding& h, TensorId t) { return h.tensor < t; });
+      const auto first = std::lower_bound(own_.holdings.begin(), own_.holdings.end(), tensor,
+                                          [](const model::Holding& h, TensorId t) { return h.tensor < t; });
       auto last = first;
       while (last != own_.holdings.end() && last->tensor == tensor) ++last;
       std::vector<bool> used(static_cast<std::size_t>(last - first));
       for (std::uint32_t shard : owned) {
         auto at = first;
-        while (at != last && (used[static_cast<std::size_t>(at - first)] || !pattern.shards[shard].same_place(*at))) ++at;
-        if (at == last) return Error(Code::kInternal, "target rank " + std::to_string(rank_) + " lacks a shard that its pattern names").at_tensor(planner_.name(planner_.groups()[g]));
+        while (at != last && (used[static_cast<std::size_t>(at - first)] || !pattern.shards[shard].same_place(*at)))
+          ++at;
+        if (at == last)
+          return Error(Code::kInternal,
+                       "target rank " + std::to_string(rank_) + " lacks a shard that its pattern names")
+              .at_tensor(planner_.name(planner_.groups()[g]));
         used[static_cast<std::size_t>(at - first)] = true;
         slots.places.push_back({at->buffer, at->offset});
         slots.holdings.push_back(static_cast<std::uint32_t>(at - own_.holdings.begin()));
@@ -145,12 +157,21 @@ class RankBuilder {
 
   void emit_piece(const Turn& t, const ClassView& view, const LocalPiece& p) {
     const model::Place& from = place(view, p.from, t.index);
-    Piece out{.tensor = TensorId(t.ordinal), .geometry = p.from.geometry, .src_buffer = from.buffer, .src_offset = from.offset + p.from.offset, .origin = p.origin, .bytes = p.bytes,
-              .first_landing = static_cast<std::uint32_t>(plan_.landings.size()), .landings = 0};
+    Piece out{.tensor = TensorId(t.ordinal),
+              .geometry = p.from.geometry,
+              .src_buffer = from.buffer,
+              .src_offset = from.offset + p.from.offset,
+              .origin = p.origin,
+              .bytes = p.bytes,
+              .first_landing = static_cast<std::uint32_t>(plan_.landings.size()),
+              .landings = 0};
     for (const Spot& s : p.landings) {
       const Slots& slots = view.slots[s.slots];
       const model::Place& to = place(view, s, t.index);
-      const Landing l{.holding = slots.holdings[slots.width * t.index + s.slot], .geometry = s.geometry, .dst_offset = to.offset + s.offset, .counted = s.counted};
+      const Landing l{.holding = slots.holdings[slots.width * t.index + s.slot],
+                      .geometry = s.geometry,
+                      .dst_offset = to.offset + s.offset,
+                      .counted = s.counted};
       if (!written(out.first_landing, l, to.buffer)) plan_.landings.push_back(l);
     }
     out.landings = static_cast<std::uint32_t>(plan_.landings.size()) - out.first_landing;
@@ -161,7 +182,9 @@ class RankBuilder {
   bool written(std::uint32_t first, const Landing& l, std::uint32_t buffer) const {
     for (std::size_t i = first; i < plan_.landings.size(); ++i) {
       const Landing& other = plan_.landings[i];
-      if (other.dst_offset == l.dst_offset && other.geometry == l.geometry && own_.holdings[other.holding].buffer == buffer) return true;
+      if (other.dst_offset == l.dst_offset && other.geometry == l.geometry &&
+          own_.holdings[other.holding].buffer == buffer)
+        return true;
     }
     return false;
   }
@@ -169,8 +192,15 @@ class RankBuilder {
   void emit_seal(const Turn& t, const ClassView& view, const LocalSeal& s) {
     const model::Place& at = place(view, s.at, t.index);
     const auto here = static_cast<std::uint32_t>(plan_.seal.size());
-    plan_.seal.push_back({.tensor = TensorId(t.ordinal), .geometry = s.at.geometry, .buffer = at.buffer, .offset = at.offset + s.at.offset, .origin = s.origin, .counted = s.at.counted,
-                          .group = s.group, .owners = s.owners, .twin = s.twin_back ? here - static_cast<std::uint32_t>(s.twin_back) : kNoTwin});
+    plan_.seal.push_back({.tensor = TensorId(t.ordinal),
+                          .geometry = s.at.geometry,
+                          .buffer = at.buffer,
+                          .offset = at.offset + s.at.offset,
+                          .origin = s.origin,
+                          .counted = s.at.counted,
+                          .group = s.group,
+                          .owners = s.owners,
+                          .twin = s.twin_back ? here - static_cast<std::uint32_t>(s.twin_back) : kNoTwin});
   }
 
   // Greedy, stream by stream, in the order of emission; then all buckets by (sender, id).
@@ -183,8 +213,10 @@ class RankBuilder {
     std::vector<std::size_t> at(end.begin(), end.end() - 1);
     for (std::uint32_t i = 0; i < emitted_.size(); ++i) order[at[emitted_[i].stream]++] = i;
     std::vector<Bucket> buckets;
-    for (std::size_t s = 0; s < streams.size(); ++s) pack_stream(streams[s], std::span(order).subspan(end[s], end[s + 1] - end[s]), end[s], buckets);
-    std::sort(buckets.begin(), buckets.end(), [](const Bucket& a, const Bucket& b) { return std::pair(a.sender, a.id) < std::pair(b.sender, b.id); });
+    for (std::size_t s = 0; s < streams.size(); ++s)
+      pack_stream(streams[s], std::span(order).subspan(end[s], end[s + 1] - end[s]), end[s], buckets);
+    std::sort(buckets.begin(), buckets.end(),
+              [](const Bucket& a, const Bucket& b) { return std::pair(a.sender, a.id) < std::pair(b.sender, b.id); });
     plan_.pieces.reserve(emitted_.size());
     content_.reserve(emitted_.size());
     for (Bucket& b : buckets) {
@@ -194,14 +226,16 @@ class RankBuilder {
         plan_.pieces.push_back(emitted_[order[i]].piece);
         content_.push_back(emitted_[order[i]].content);
       }
-      const std::int64_t sent = std::accumulate(plan_.pieces.end() - b.pieces, plan_.pieces.end(), std::int64_t{0}, [](std::int64_t n, const Piece& p) { return n + p.bytes; });
+      const std::int64_t sent = std::accumulate(plan_.pieces.end() - b.pieces, plan_.pieces.end(), std::int64_t{0},
+                                                [](std::int64_t n, const Piece& p) { return n + p.bytes; });
       plan_.bytes_moved += sent * (side_ == Side::kSource ? static_cast<std::int64_t>(b.recipients.size()) : 1);
       if (side_ == Side::kSource) plan_.bytes_needed += sent;
     }
     plan_.buckets = std::move(buckets);
   }
 
-  void pack_stream(const ViewBuilder::Stream& stream, std::span<const std::uint32_t> pieces, std::size_t first, std::vector<Bucket>& out) {
+  void pack_stream(const ViewBuilder::Stream& stream, std::span<const std::uint32_t> pieces, std::size_t first,
+                   std::vector<Bucket>& out) {
     std::vector<Rank> recipients;
     for (std::uint32_t r : planner_.sets()[stream.set]) recipients.push_back(Rank(r));
     bool open = false;
@@ -212,28 +246,42 @@ class RankBuilder {
       if (!open || start + e.piece.bytes > planner_.limit()) {
         open = true;
         start = 0;
-        const BucketId id(static_cast<std::uint32_t>(std::uint64_t{e.piece.tensor.value} << planner_.position_bits() | e.position));
-        out.push_back({.id = id, .sender = Rank(stream.sender), .recipients = recipients, .first_piece = static_cast<std::uint32_t>(first + i), .pieces = 0, .bytes = 0});
+        const BucketId id(
+            static_cast<std::uint32_t>(std::uint64_t{e.piece.tensor.value} << planner_.position_bits() | e.position));
+        out.push_back({.id = id,
+                       .sender = Rank(stream.sender),
+                       .recipients = recipients,
+                       .first_piece = static_cast<std::uint32_t>(first + i),
+                       .pieces = 0,
+                       .bytes = 0});
       }
       ++out.back().pieces;
       out.back().bytes = start + e.piece.bytes;
     }
   }
 
-  // One number per peer over the buckets shared with it, in (sender, id) order: equal on both sides or the plans differ.
+  // One number per peer over the buckets shared with it, in (sender, id) order: equal on both sides or the plans
+  // differ.
   void compare() {
-    std::map<std::uint32_t, std::vector<Hash128>> shared;
+    std::map<std::uint32_t, std::vector<std::uint64_t>> shared;
     std::vector<std::uint64_t> words;
     for (const Bucket& b : plan_.buckets) {
       words.assign({b.sender.value, b.id.value, static_cast<std::uint64_t>(b.bytes)});
       for (Rank r : b.recipients) words.push_back(r.value);
-      for (std::uint32_t i = b.first_piece; i < b.first_piece + b.pieces; ++i) words.insert(words.end(), {plan_.pieces[i].tensor.value, content_[i]});
-      const Hash128 h = hash128(std::as_bytes(std::span(words)));
-      if (side_ == Side::kTarget) shared[b.sender.value].push_back(h);
+      for (std::uint32_t i = b.first_piece; i < b.first_piece + b.pieces; ++i)
+        words.insert(words.end(), {plan_.pieces[i].tensor.value, content_[i]});
+      const Hash128 h = hash_words(words);
+      const auto add = [&](Rank peer) {
+        auto& list = shared[peer.value];
+        list.push_back(h.hi);
+        list.push_back(h.lo);
+      };
+      if (side_ == Side::kTarget)
+        add(b.sender);
       else
-        for (Rank r : b.recipients) shared[r.value].push_back(h);
+        for (Rank r : b.recipients) add(r);
     }
-    for (const auto& [peer, list] : shared) plan_.shared_with.emplace(peer, hash128(std::as_bytes(std::span(list))));
+    for (const auto& [peer, list] : shared) plan_.shared_with.emplace(peer, hash_words(list));
   }
 
   const Planner& planner_;
@@ -251,7 +299,9 @@ class RankBuilder {
 
 }  // namespace
 
-Result<RankPlan> build_rank_plan(const Planner& planner, Side side, std::uint32_t rank) { return RankBuilder(planner, side, rank).run(); }
+Result<RankPlan> build_rank_plan(const Planner& planner, Side side, std::uint32_t rank) {
+  return RankBuilder(planner, side, rank).run();
+}
 
 Plans::Plans(std::unique_ptr<Planner> planner) : planner_(std::move(planner)) {}
 Plans::~Plans() = default;
@@ -267,13 +317,16 @@ Result<Plans> Plans::make(const model::Layout& source, const model::Layout& targ
 
 Result<RankPlan> Plans::of(Side side, Rank rank) const {
   const std::int64_t world = (side == Side::kSource ? planner_->source() : planner_->target()).world();
-  if (rank.value >= world) return Error(Code::kInvalid, "rank " + std::to_string(rank.value) + " is not in a world of " + std::to_string(world));
+  if (rank.value >= world)
+    return Error(Code::kInvalid,
+                 "rank " + std::to_string(rank.value) + " is not in a world of " + std::to_string(world));
   REFIT_ASSIGN(RankPlan plan, build_rank_plan(*planner_, side, rank.value));
   plan.id = id_;
   return plan;
 }
 
-Result<RankPlan> make_plan(const model::Layout& source, const model::Layout& target, const Options& options, Side side, Rank rank) {
+Result<RankPlan> make_plan(const model::Layout& source, const model::Layout& target, const Options& options, Side side,
+                           Rank rank) {
   REFIT_ASSIGN(const Plans plans, Plans::make(source, target, options));
   return plans.of(side, rank);
 }

@@ -23,12 +23,12 @@ struct Spot {
 };
 
 struct LocalPiece {
-  std::uint32_t position = 0;                 // of the piece among all of its tensor
+  std::uint32_t position = 0;  // of the piece among all of its tensor
   std::uint32_t stream = 0;
-  std::uint32_t turn = 0, turns = 1;          // moves when ordinal % turns == turn
+  std::uint32_t turn = 0, turns = 1;  // moves when ordinal % turns == turn
   std::uint32_t origin = 0;
   std::int64_t bytes = 0;
-  std::uint64_t content = 0;                  // hash of what it is
+  std::uint64_t content = 0;  // hash of what it is
   Spot from;
   std::vector<Spot> landings;
 };
@@ -49,6 +49,9 @@ struct ClassView {
   std::vector<LocalSeal> seals;
   std::int64_t needed = 0;  // bytes per tensor
 };
+
+// Same words, same hash on every machine.
+Hash128 hash_words(std::vector<std::uint64_t> words);
 
 // Shards of a pattern that a rank owns: their numbers, ascending.
 std::vector<std::uint32_t> owned_shards(const model::Pattern& pattern, std::uint32_t rank);

@@ -37,7 +37,8 @@ Bytes bytes_of(const model::Holding& h) {
     out.loops.pop_back();
   }
   for (std::size_t k = out.loops.size(); k-- > 1;) {
-    const auto reach = static_cast<std::uint64_t>(out.loops[k].stride) * static_cast<std::uint64_t>(out.loops[k].extent);
+    const auto reach =
+        static_cast<std::uint64_t>(out.loops[k].stride) * static_cast<std::uint64_t>(out.loops[k].extent);
     if (static_cast<std::uint64_t>(out.loops[k - 1].stride) != reach) continue;
     out.loops[k - 1] = {out.loops[k - 1].extent * out.loops[k].extent, out.loops[k].stride};
     out.loops.erase(out.loops.begin() + static_cast<std::ptrdiff_t>(k));
@@ -68,7 +69,8 @@ bool meet(const Bytes& a, const Bytes& b, std::int64_t shift, std::size_t k) {
   if (shift % stride < 0) --q;
   // Row i of a meets row i-q of b shifted by the rest, or row i-q-1 shifted by the rest less one stride.
   for (std::int64_t steps : {q, q + 1}) {
-    const std::int64_t lo = std::max<std::int64_t>(0, steps), hi = std::min(a.loops[k].extent, b.loops[k].extent + steps);
+    const std::int64_t lo = std::max<std::int64_t>(0, steps),
+                       hi = std::min(a.loops[k].extent, b.loops[k].extent + steps);
     if (lo < hi && meet(a, b, shift - steps * stride, k + 1)) return true;
   }
   return false;
@@ -96,7 +98,8 @@ enum class Answer { kApart, kShared, kUnknown };
 
 Answer share(const Bytes& a, const Bytes& b) {
   if (a.lo + a.span() <= b.lo || b.lo + b.span() <= a.lo) return Answer::kApart;
-  if (same_pitches(a, b) && nested(a) && nested(b)) return meet(a, b, b.lo - a.lo, 0) ? Answer::kShared : Answer::kApart;
+  if (same_pitches(a, b) && nested(a) && nested(b))
+    return meet(a, b, b.lo - a.lo, 0) ? Answer::kShared : Answer::kApart;
   std::vector<Interval> x, y;
   if (!runs_of(a, x) || !runs_of(b, y)) return Answer::kUnknown;
   std::sort(x.begin(), x.end());
@@ -124,19 +127,22 @@ bool same_meaning(const model::Holding& a, const model::Holding& b) {
   if (a.view != b.view || a.strides != b.strides || a.dtype != b.dtype) return false;
   const auto base = [](const model::Holding& h) {
     auto at = static_cast<std::uint64_t>(h.offset);  // wrapping: only equality matters
-    for (std::size_t k = 0; k < h.box.size(); ++k) at -= static_cast<std::uint64_t>(h.box[k].lo) * static_cast<std::uint64_t>(h.strides[k]);
+    for (std::size_t k = 0; k < h.box.size(); ++k)
+      at -= static_cast<std::uint64_t>(h.box[k].lo) * static_cast<std::uint64_t>(h.strides[k]);
     return at;
   };
   return base(a) == base(b);
 }
 
 std::string describe(const model::Layout& layout, const model::Holding& h) {
-  return layout.catalogue().tensors[h.tensor.value].name + " " + to_string(h.box) + " at offset " + std::to_string(h.offset);
+  return layout.catalogue().tensors[h.tensor.value].name + " " + to_string(h.box) + " at offset " +
+         std::to_string(h.offset);
 }
 
 }  // namespace
 
-Status find_overlaps(const model::Layout& layout, const model::RankLayout& rank, std::span<const std::uint32_t> group_of, Findings& out) {
+Status find_overlaps(const model::Layout& layout, const model::RankLayout& rank,
+                     std::span<const std::uint32_t> group_of, Findings& out) {
   struct Entry {
     Bytes bytes;
     const model::Holding* holding;
@@ -144,7 +150,9 @@ Status find_overlaps(const model::Layout& layout, const model::RankLayout& rank,
   const std::string who = "target rank " + std::to_string(rank.rank.value);
   const auto name = [&](const model::Holding& h) { return layout.catalogue().tensors[h.tensor.value].name; };
   const auto tangled = [&](const model::Holding& h) {
-    return Error(Code::kExhausted, who + ": whether bytes overlap takes more than " + std::to_string(kMaxRuns) + " runs to decide").at_tensor(name(h));
+    return Error(Code::kExhausted,
+                 who + ": whether bytes overlap takes more than " + std::to_string(kMaxRuns) + " runs to decide")
+        .at_tensor(name(h));
   };
   std::vector<Entry> entries;
   for (const model::Holding& h : rank.holdings) {
@@ -152,21 +160,28 @@ Status find_overlaps(const model::Layout& layout, const model::RankLayout& rank,
     entries.push_back({bytes_of(h), &h});
     const Answer own = self_share(entries.back().bytes);
     if (own == Answer::kUnknown) return tangled(h);
-    if (own == Answer::kShared) out.add("overlap: " + who + " holds " + describe(layout, h) + " with strides by which it overlaps itself", name(h));
+    if (own == Answer::kShared)
+      out.add("overlap: " + who + " holds " + describe(layout, h) + " with strides by which it overlaps itself",
+              name(h));
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::pair(a.holding->buffer, a.bytes.lo) < std::pair(b.holding->buffer, b.bytes.lo);
   });
   std::vector<const Entry*> open;  // those that may still reach the next start
   for (const Entry& e : entries) {
-    std::erase_if(open, [&](const Entry* o) { return o->holding->buffer != e.holding->buffer || o->bytes.lo + o->bytes.span() <= e.bytes.lo; });
+    std::erase_if(open, [&](const Entry* o) {
+      return o->holding->buffer != e.holding->buffer || o->bytes.lo + o->bytes.span() <= e.bytes.lo;
+    });
     for (const Entry* o : open) {
-      const bool one = group_of[o->holding->tensor.value] == group_of[e.holding->tensor.value] && o->holding->tensor != e.holding->tensor;
+      const bool one = group_of[o->holding->tensor.value] == group_of[e.holding->tensor.value] &&
+                       o->holding->tensor != e.holding->tensor;
       if (one && same_meaning(*o->holding, *e.holding)) continue;
       const Answer a = share(o->bytes, e.bytes);
       if (a == Answer::kUnknown) return tangled(*e.holding);
       if (a == Answer::kShared)
-        out.add("overlap: " + who + " holds " + describe(layout, *o->holding) + " and " + describe(layout, *e.holding) + " in the same bytes of buffer '" + rank.buffers[e.holding->buffer].name + "'", name(*e.holding));
+        out.add("overlap: " + who + " holds " + describe(layout, *o->holding) + " and " + describe(layout, *e.holding) +
+                    " in the same bytes of buffer '" + rank.buffers[e.holding->buffer].name + "'",
+                name(*e.holding));
     }
     open.push_back(&e);
   }

@@ -74,7 +74,8 @@ class Counter {
         for (const Owner& o : owners) refs_.push_back(stream(o.rank, set));
       }
       e.first_size = static_cast<std::uint32_t>(sizes_.size());
-      if (const std::int64_t bytes = elements(p.box) * c.item; bytes <= planner_.limit()) sizes_.push_back(bytes);
+      if (const std::int64_t bytes = elements(p.box) * c.item; bytes <= planner_.limit())
+        sizes_.push_back(bytes);
       else
         for (const Box& b : split_box(p.box, c.item, planner_.limit())) sizes_.push_back(elements(b) * c.item);
       e.sizes = static_cast<std::uint32_t>(sizes_.size()) - e.first_size;
@@ -82,7 +83,10 @@ class Counter {
       entries.push_back(e);
     }
     if (position > most)
-      return Error(Code::kExhausted, "one tensor falls into more than " + std::to_string(most) + " pieces: raise refit.bucket_bytes").at_tensor(planner_.name(planner_.groups()[c.groups[0]])).amounts(position, most);
+      return Error(Code::kExhausted,
+                   "one tensor falls into more than " + std::to_string(most) + " pieces: raise refit.bucket_bytes")
+          .at_tensor(planner_.name(planner_.groups()[c.groups[0]]))
+          .amounts(position, most);
     return {};
   }
 
@@ -92,7 +96,8 @@ class Counter {
   }
 
   std::uint32_t stream(std::uint32_t sender, std::uint32_t set) {
-    const auto [at, fresh] = stream_of_.emplace(std::uint64_t{sender} << 32 | set, static_cast<std::uint32_t>(streams_.size()));
+    const auto [at, fresh] =
+        stream_of_.emplace(std::uint64_t{sender} << 32 | set, static_cast<std::uint32_t>(streams_.size()));
     if (fresh) streams_.push_back({.sender = sender, .set = set});
     return at->second;
   }
@@ -125,7 +130,8 @@ class Counter {
     std::vector<std::int64_t> sent(static_cast<std::size_t>(planner_.source().world()), 0);
     for (const TensorClass& c : planner_.classes())
       for (std::uint32_t cell = 0; cell < c.frame->cells.size(); ++cell)
-        for (std::uint32_t r : c.frame->owners(cell, *c.target_owners)) received[r] += elements(c.frame->cells[cell].box) * c.item * static_cast<std::int64_t>(c.groups.size());
+        for (std::uint32_t r : c.frame->owners(cell, *c.target_owners))
+          received[r] += elements(c.frame->cells[cell].box) * c.item * static_cast<std::int64_t>(c.groups.size());
     for (const Stream& s : streams_) {
       sent[s.sender] += s.bytes;
       out_.buckets += s.buckets;
@@ -138,10 +144,13 @@ class Counter {
 
   // Streams of one sender at a time, added up in a row over the recipients.
   template <typename Emit>
-  void rows(const std::vector<std::uint32_t>& from_of, const std::vector<std::uint32_t>& to_of, std::size_t columns, const Emit& emit) {
+  void rows(const std::vector<std::uint32_t>& from_of, const std::vector<std::uint32_t>& to_of, std::size_t columns,
+            const Emit& emit) {
     std::vector<std::uint32_t> order(streams_.size());
     for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return from_of[streams_[a].sender] < from_of[streams_[b].sender]; });
+    std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return from_of[streams_[a].sender] < from_of[streams_[b].sender];
+    });
     std::vector<std::int64_t> row(columns, 0);
     std::vector<std::uint32_t> touched;
     for (std::size_t i = 0; i < order.size();) {
@@ -164,7 +173,8 @@ class Counter {
   }
 
   void matrix() {
-    const auto sources = static_cast<std::size_t>(planner_.source().world()), targets = static_cast<std::size_t>(planner_.target().world());
+    const auto sources = static_cast<std::size_t>(planner_.source().world()),
+               targets = static_cast<std::size_t>(planner_.target().world());
     std::vector<std::uint32_t> from_rank(sources), to_rank(targets);
     for (std::uint32_t i = 0; i < sources; ++i) from_rank[i] = i;
     for (std::uint32_t i = 0; i < targets; ++i) to_rank[i] = i;
@@ -179,7 +189,9 @@ class Counter {
     out_.by_host = pairs > kPairsByRank;
     if (!out_.by_host) return out_.hosts.clear();
     out_.links.clear();
-    rows(from_host, to_host, out_.hosts.size(), [&](std::uint32_t from, std::uint32_t to, std::int64_t bytes) { out_.links.push_back({from, to, bytes}); });
+    rows(from_host, to_host, out_.hosts.size(), [&](std::uint32_t from, std::uint32_t to, std::int64_t bytes) {
+      out_.links.push_back({from, to, bytes});
+    });
   }
 
   // Ordinals of hosts on both sides; a rank without a host is one of its own.
@@ -193,8 +205,10 @@ class Counter {
       if (fresh) out_.hosts.push_back(std::move(host));
       return at->second;
     };
-    for (std::int64_t r = 0; r < planner_.source().world(); ++r) from.push_back(number(planner_.source().host(Rank(static_cast<std::uint32_t>(r))), "source", r));
-    for (std::int64_t r = 0; r < planner_.target().world(); ++r) to.push_back(number(planner_.target().host(Rank(static_cast<std::uint32_t>(r))), "target", r));
+    for (std::int64_t r = 0; r < planner_.source().world(); ++r)
+      from.push_back(number(planner_.source().host(Rank(static_cast<std::uint32_t>(r))), "source", r));
+    for (std::int64_t r = 0; r < planner_.target().world(); ++r)
+      to.push_back(number(planner_.target().host(Rank(static_cast<std::uint32_t>(r))), "target", r));
   }
 
   const Planner& planner_;

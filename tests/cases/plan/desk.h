@@ -14,16 +14,22 @@ namespace refit::testing {
 
 using LayoutPtr = std::shared_ptr<const model::Layout>;
 
-// Layouts of one catalogue. Each rank has one buffer, and holdings are appended to it contiguously unless told otherwise.
+// Layouts of one catalogue. Each rank has one buffer, and holdings are appended to it contiguously unless told
+// otherwise.
 class Draft {
  public:
-  explicit Draft(std::vector<model::LogicalTensor> tensors, std::vector<std::pair<std::string, std::string>> tied = {}) {
+  explicit Draft(std::vector<model::LogicalTensor> tensors,
+                 std::vector<std::pair<std::string, std::string>> tied = {}) {
     std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
     catalogue_ = {std::move(tensors), std::move(tied)};
   }
   model::Holding& add(std::uint32_t rank, const std::string& tensor, Box box, View view = {}) {
     while (ranks_.size() <= rank) {
-      ranks_.push_back({.rank = Rank(static_cast<std::uint32_t>(ranks_.size())), .host = {}, .buffers = {}, .holdings = {}, .parameters = {}});
+      ranks_.push_back({.rank = Rank(static_cast<std::uint32_t>(ranks_.size())),
+                        .host = {},
+                        .buffers = {},
+                        .holdings = {},
+                        .parameters = {}});
       ranks_.back().buffers.push_back({"m", 0, 0xEE, ""});
     }
     model::RankLayout& r = ranks_[rank];
@@ -37,7 +43,13 @@ class Draft {
       span *= box[k].size();
     }
     if (view.radices.empty()) view = View::trivial(t.shape);
-    r.holdings.push_back({.tensor = TensorId(static_cast<std::uint32_t>(id)), .buffer = 0, .view = std::move(view), .box = std::move(box), .offset = at, .strides = std::move(strides), .dtype = t.dtype});
+    r.holdings.push_back({.tensor = TensorId(static_cast<std::uint32_t>(id)),
+                          .buffer = 0,
+                          .view = std::move(view),
+                          .box = std::move(box),
+                          .offset = at,
+                          .strides = std::move(strides),
+                          .dtype = t.dtype});
     r.buffers[0].bytes = at + span;
     return r.holdings.back();
   }
@@ -68,7 +80,9 @@ class Desk : public ::testing::Test {
     std::string name = layout.catalogue().tensors[tensor].name;
     for (const auto& [a, b] : layout.catalogue().tied)
       if (name == b) name = a;
-    std::uint64_t v = std::hash<std::string>{}(name) * 31 + 0x9E3779B97F4A7C15ull * static_cast<std::uint64_t>(linear(layout.catalogue().tensors[tensor].shape, index) + 1);
+    std::uint64_t v =
+        std::hash<std::string>{}(name)*31 +
+        0x9E3779B97F4A7C15ull * static_cast<std::uint64_t>(linear(layout.catalogue().tensors[tensor].shape, index) + 1);
     return v ^ v >> 29;
   }
   static Memory reference(const model::Layout& layout, std::uint32_t rank) {
@@ -79,7 +93,8 @@ class Desk : public ::testing::Test {
     for (std::uint32_t r = 0; r < source.world(); ++r) write(data(r), reference(source, r)[0]);
   }
   static void write(const std::string& path, const std::vector<std::uint8_t>& bytes) {
-    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   }
   static std::vector<std::uint8_t> read(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
@@ -89,14 +104,17 @@ class Desk : public ::testing::Test {
     std::filesystem::remove_all(dir_ + "/out");
     return cli::reshard(*source, dir_ + "/data", *target, dir_ + "/out", options_);
   }
-  std::vector<std::uint8_t> result(std::uint32_t rank) const { return read(dir_ + "/out/rank" + std::to_string(rank) + ".m.bin"); }
+  std::vector<std::uint8_t> result(std::uint32_t rank) const {
+    return read(dir_ + "/out/rank" + std::to_string(rank) + ".m.bin");
+  }
   // Reshards reference data and compares every byte of every rank.
   void expect_moved(const LayoutPtr& source, const LayoutPtr& target) {
     ASSERT_TRUE(source && target);
     write_sources(*source);
     const auto report = move(source, target);
     ASSERT_TRUE(report.ok()) << report.error().to_string();
-    for (std::uint32_t r = 0; r < target->world(); ++r) EXPECT_EQ(result(r), reference(*target, r)[0]) << "target rank " << r;
+    for (std::uint32_t r = 0; r < target->world(); ++r)
+      EXPECT_EQ(result(r), reference(*target, r)[0]) << "target rank " << r;
   }
   // The error of a refused reshard; nothing may have been written.
   std::string refusal(const LayoutPtr& source, const LayoutPtr& target) {

@@ -34,7 +34,8 @@ TEST_F(F01, GlobalNumbersInstallAllLayers) { expect_moved(two_sources(4), target
 TEST_F(F01, LocalNumbersLeaveTheOtherHalfWithoutASource) {
   const auto source = two_sources(0);
   write_sources(*source);
-  EXPECT_THAT(refusal(source, target(8)), AllOf(HasSubstr("hole"), HasSubstr("layers.4.w"), HasSubstr("layers.7.w"), HasSubstr("target rank 0")));
+  EXPECT_THAT(refusal(source, target(8)),
+              AllOf(HasSubstr("hole"), HasSubstr("layers.4.w"), HasSubstr("layers.7.w"), HasSubstr("target rank 0")));
 }
 
 TEST_F(F01, EqualOwnersAreOneUnequalOwnersAreRefused) {
@@ -53,7 +54,9 @@ TEST_F(F01, BothListsStandInOneError) {
   plan::Options live;
   const auto w = plan::make_world(*s.done(), *t.done(), live);
   ASSERT_FALSE(w.ok());
-  EXPECT_THAT(w.error().message, AllOf(HasSubstr("unwanted name: source rank 0 holds layers.0.w"), HasSubstr("unknown name: target rank 0 holds layers.2.w"), HasSubstr("layers.3.w")));
+  EXPECT_THAT(w.error().message,
+              AllOf(HasSubstr("unwanted name: source rank 0 holds layers.0.w"),
+                    HasSubstr("unknown name: target rank 0 holds layers.2.w"), HasSubstr("layers.3.w")));
 }
 
 // An expert's local number is not its identity: two owners of expert 0 and none of expert 2.
@@ -66,7 +69,8 @@ TEST_F(F01, LocalExpertNumbersAreReported) {
   for (int e = 0; e < 4; ++e) t.add(0, "experts." + std::to_string(e), {{0, 2}, {0, 2}});
   const auto source = s.done();
   write_sources(*source);
-  EXPECT_THAT(refusal(source, t.done()), AllOf(HasSubstr("experts.2"), HasSubstr("experts.3"), HasSubstr("no source rank holds any of it")));
+  EXPECT_THAT(refusal(source, t.done()),
+              AllOf(HasSubstr("experts.2"), HasSubstr("experts.3"), HasSubstr("no source rank holds any of it")));
 }
 
 TEST_F(F01, ManyFindingsStandInOneReport) {

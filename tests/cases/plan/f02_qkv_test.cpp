@@ -6,7 +6,9 @@ namespace {
 
 constexpr std::int64_t kHq = 8, kHkv = 2, kHd = 4, kQpg = kHq / kHkv, kColumns = 3;
 std::vector<model::LogicalTensor> qkv() {
-  return {{"q", {kHq * kHd, kColumns}, DType::kBF16}, {"k", {kHkv * kHd, kColumns}, DType::kBF16}, {"v", {kHkv * kHd, kColumns}, DType::kBF16}};
+  return {{"q", {kHq * kHd, kColumns}, DType::kBF16},
+          {"k", {kHkv * kHd, kColumns}, DType::kBF16},
+          {"v", {kHkv * kHd, kColumns}, DType::kBF16}};
 }
 
 // Rows interleaved per KV group as [q…, k, v] and cut evenly: the cut may pass through heads.
@@ -41,7 +43,9 @@ LayoutPtr interleaved_by_view(std::int64_t tp) {
   const std::int64_t row_bytes = kColumns * 2, groups = kHkv / tp;
   for (std::int64_t t = 0; t < tp; ++t) {
     const auto hold = [&](const char* name, std::int64_t at, std::int64_t per_group) {
-      auto& h = d.add(static_cast<std::uint32_t>(t), name, {{t * groups, (t + 1) * groups}, {0, per_group}, {0, kColumns}}, View{{{kHkv, per_group}, {kColumns}}});
+      auto& h =
+          d.add(static_cast<std::uint32_t>(t), name, {{t * groups, (t + 1) * groups}, {0, per_group}, {0, kColumns}},
+                View{{{kHkv, per_group}, {kColumns}}});
       h.offset = at * row_bytes;
       h.strides = {kGroup * row_bytes, row_bytes, 2};
     };
@@ -98,7 +102,8 @@ using F03 = Desk;
 
 TEST_F(F03, SegmentsAreCutEachForItself) {
   const std::vector<std::int64_t> sizes{8, 8, 2, 2, 4};
-  std::vector<model::LogicalTensor> tensors{{"conv", {6, 1, 4}, DType::kBF16}, {"head", {4}, DType::kF32}, {"fused", {24, 5}, DType::kBF16}};
+  std::vector<model::LogicalTensor> tensors{
+      {"conv", {6, 1, 4}, DType::kBF16}, {"head", {4}, DType::kF32}, {"fused", {24, 5}, DType::kBF16}};
   Draft s(tensors), t(tensors);
   s.add(0, "fused", {{0, 24}, {0, 5}});
   s.add(0, "conv", {{0, 6}, {0, 1}, {0, 4}});

@@ -69,7 +69,8 @@ TEST_F(F04, TwoStoragesOfOneRankMustAgreeToo) {
 using F05 = Desk;
 
 TEST_F(F05, StridedSourcesArriveInLogicalOrder) {
-  const std::vector<model::LogicalTensor> tensors{{"every", {4}, DType::kF32}, {"turned", {4, 3}, DType::kF32}, {"slice", {3}, DType::kBF16}};
+  const std::vector<model::LogicalTensor> tensors{
+      {"every", {4}, DType::kF32}, {"turned", {4, 3}, DType::kF32}, {"slice", {3}, DType::kBF16}};
   Draft s(tensors), t(tensors);
   auto& every = s.add(0, "every", {{0, 4}});
   every.strides = {8};
@@ -95,8 +96,9 @@ TEST_F(F05, BroadcastRowIsReadOnceAndWrittenEverywhere) {
 using F06 = Desk;
 
 TEST_F(F06, MixedTinyAndEmptyKeepTheirBits) {
-  const std::vector<model::LogicalTensor> tensors{{"a", {3}, DType::kF16}, {"b", {1}, DType::kF32}, {"c", {5}, DType::kU8}, {"d", {1}, DType::kI64},
-                                                  {"e", {}, DType::kBF16}, {"f", {0, 7}, DType::kF32}, {"g", {2}, DType::kBool}};
+  const std::vector<model::LogicalTensor> tensors{
+      {"a", {3}, DType::kF16}, {"b", {1}, DType::kF32},    {"c", {5}, DType::kU8},  {"d", {1}, DType::kI64},
+      {"e", {}, DType::kBF16}, {"f", {0, 7}, DType::kF32}, {"g", {2}, DType::kBool}};
   Draft s(tensors), t(tensors);
   for (const auto& x : tensors) {
     s.add(0, x.name, whole(x.shape));
@@ -131,7 +133,10 @@ TEST_F(F06, StartsAreAlignedAndAnExactFitOpensANewBucket) {
 using F07 = Desk;
 
 TEST_F(F07, LargeTensorsTravelInPieces) {
-  const std::vector<model::LogicalTensor> tensors{{"a", {1024}, DType::kU8}, {"b", {1025}, DType::kU8}, {"c", {4, 2560}, DType::kU8}, {"row", {1, 3000}, DType::kF32}};
+  const std::vector<model::LogicalTensor> tensors{{"a", {1024}, DType::kU8},
+                                                  {"b", {1025}, DType::kU8},
+                                                  {"c", {4, 2560}, DType::kU8},
+                                                  {"row", {1, 3000}, DType::kF32}};
   Draft s(tensors), t(tensors);
   for (const auto& x : tensors) {
     s.add(0, x.name, whole(x.shape));
@@ -152,7 +157,8 @@ TEST_F(F07, BucketBelowOneElementNamesTheOption) {
   const auto source = s.done(), target = t.done();
   write_sources(*source);
   options_.bucket_bytes = 7;
-  EXPECT_THAT(refusal(source, target), AllOf(HasSubstr("refit.bucket_bytes"), HasSubstr("tensor=w"), HasSubstr("need=8"), HasSubstr("have=7")));
+  EXPECT_THAT(refusal(source, target),
+              AllOf(HasSubstr("refit.bucket_bytes"), HasSubstr("tensor=w"), HasSubstr("need=8"), HasSubstr("have=7")));
   options_.bucket_bytes = 0;
   EXPECT_THAT(refusal(source, target), HasSubstr("refit.bucket_bytes"));
   options_ = {};

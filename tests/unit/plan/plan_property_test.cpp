@@ -16,13 +16,15 @@ namespace {
 using testing::each_element;
 using testing::linear;
 using testing::Memory;
-using Element = std::pair<std::string, std::int64_t>;   // logical tensor, linear index
+using Element = std::pair<std::string, std::int64_t>;  // logical tensor, linear index
 
 std::string root_name(const std::string& name) { return name == "z" ? "t0" : name; }
 
-void each_loop(const Geometry& g, const Dims& origin, const std::function<void(const Dims&, std::int64_t, std::int64_t)>& visit) {
+void each_loop(const Geometry& g, const Dims& origin,
+               const std::function<void(const Dims&, std::int64_t, std::int64_t)>& visit) {
   Dims index = origin;
-  const std::function<void(std::size_t, std::int64_t, std::int64_t)> walk = [&](std::size_t k, std::int64_t src, std::int64_t dst) {
+  const std::function<void(std::size_t, std::int64_t, std::int64_t)> walk = [&](std::size_t k, std::int64_t src,
+                                                                                std::int64_t dst) {
     if (k == g.extents.size()) return visit(index, src, dst);
     const auto a = static_cast<std::size_t>(g.axis[k]);
     for (std::int64_t i = 0; i < g.extents[k]; ++i) {
@@ -44,12 +46,14 @@ class World2 {
   // Eight bytes that an element should have; the dtype takes the first of them.
   std::uint64_t value(const model::Catalogue& c, std::uint32_t tensor, Dims index) const {
     for (int a : pair_.flat[tensor]) index[static_cast<std::size_t>(a)] = 0;
-    std::uint64_t v = std::hash<std::string>{}(root_name(c.tensors[tensor].name)) + 0x9E3779B97F4A7C15ull * static_cast<std::uint64_t>(linear(c.tensors[tensor].shape, index) + 1);
+    std::uint64_t v = std::hash<std::string>{}(root_name(c.tensors[tensor].name)) +
+                      0x9E3779B97F4A7C15ull * static_cast<std::uint64_t>(linear(c.tensors[tensor].shape, index) + 1);
     return v ^ v >> 31;
   }
 
   Memory fill(const model::Layout& layout, Rank r) const {
-    return testing::fill(layout, r, [&](std::uint32_t tensor, const Dims& index) { return value(layout.catalogue(), tensor, index); });
+    return testing::fill(
+        layout, r, [&](std::uint32_t tensor, const Dims& index) { return value(layout.catalogue(), tensor, index); });
   }
 
   void run() {
@@ -101,7 +105,9 @@ class World2 {
             ++elements;
             const auto at = static_cast<std::size_t>(to.dst_offset + dst);
             ASSERT_LE(at + item, memory[buffer].size());
-            std::memcpy(&memory[buffer][at], &source_[b.sender.value][piece.src_buffer][static_cast<std::size_t>(piece.src_offset + src)], item);
+            std::memcpy(&memory[buffer][at],
+                        &source_[b.sender.value][piece.src_buffer][static_cast<std::size_t>(piece.src_offset + src)],
+                        item);
             for (std::size_t k = 0; k < item; ++k) ++written[buffer][at + k];
             if (to.counted) ++counted_[instance][name(p, piece.tensor, index)];
           });
@@ -115,7 +121,12 @@ class World2 {
     for (const auto& buffer : written)
       for (std::uint8_t n : buffer) ASSERT_LE(n, 1);
     for (const auto& h : held.holdings)
-      each_element(h, [&](const Dims& index, std::int64_t) { wanted_[instance].insert(name(p, TensorId(static_cast<std::uint32_t>(p.catalogue->find(pair_.target->catalogue().tensors[h.tensor.value].name))), index)); });
+      each_element(h, [&](const Dims& index, std::int64_t) {
+        wanted_[instance].insert(name(p,
+                                      TensorId(static_cast<std::uint32_t>(
+                                          p.catalogue->find(pair_.target->catalogue().tensors[h.tensor.value].name))),
+                                      index));
+      });
   }
 
   Element name(const RankPlan& p, TensorId tensor, const Dims& index) const {
@@ -155,7 +166,8 @@ class World2 {
     for (const RankPlan& t : target_plans_) EXPECT_EQ(t.id, source_plans_[0].id);
     for (const auto& [instance, elements] : wanted_) {
       EXPECT_EQ(counted_[instance].size(), elements.size());
-      for (const auto& [element, times] : counted_[instance]) EXPECT_EQ(times, 1) << element.first << " " << element.second;
+      for (const auto& [element, times] : counted_[instance])
+        EXPECT_EQ(times, 1) << element.first << " " << element.second;
     }
   }
 
@@ -167,10 +179,13 @@ class World2 {
     std::map<std::tuple<std::uint64_t, std::string, Dims>, std::set<std::uint32_t>> groups;
     for (const RankPlan& p : source_plans_)
       for (const SealBox& s : p.seal) {
-        if (s.counted) each_loop(p.geometries[s.geometry], p.origins[s.origin], [&](const Dims& index, std::int64_t, std::int64_t) { ++counted[name(p, s.tensor, index)]; });
+        if (s.counted)
+          each_loop(p.geometries[s.geometry], p.origins[s.origin],
+                    [&](const Dims& index, std::int64_t, std::int64_t) { ++counted[name(p, s.tensor, index)]; });
         EXPECT_TRUE(s.twin == kNoTwin || p.seal[s.twin].origin == s.origin);
         EXPECT_EQ(s.group != 0, s.owners.size() > 1);
-        if (s.group) groups[{s.group, p.catalogue->tensors[s.tensor.value].name, p.origins[s.origin]}].insert(p.rank.value);
+        if (s.group)
+          groups[{s.group, p.catalogue->tensors[s.tensor.value].name, p.origins[s.origin]}].insert(p.rank.value);
         EXPECT_TRUE(s.owners.empty() || s.counted == (s.owners.front() == p.rank));
       }
     EXPECT_EQ(counted.size(), wanted.size());
@@ -191,7 +206,8 @@ class World2 {
       moved += p.bytes_moved;
       segments += static_cast<std::int64_t>(p.pieces.size());
       for (const Bucket& b : p.buckets)
-        for (std::uint32_t i = b.first_piece; i < b.first_piece + b.pieces; ++i) links[{b.sender.value, p.rank.value}] += p.pieces[i].bytes;
+        for (std::uint32_t i = b.first_piece; i < b.first_piece + b.pieces; ++i)
+          links[{b.sender.value, p.rank.value}] += p.pieces[i].bytes;
     }
     for (const RankPlan& p : source_plans_) buckets += static_cast<std::int64_t>(p.buckets.size());
     for (const Link& l : w->links) world_links[{l.from, l.to}] = l.bytes;
@@ -237,7 +253,8 @@ TEST(PlanProperty, LayoutsSurviveTheirText) {
     EXPECT_EQ((*again)->digest(), pair->target->digest());
     EXPECT_EQ((*again)->instances(), pair->target->instances());
     EXPECT_EQ((*again)->serialise(), pair->target->serialise());
-    for (std::uint32_t r = 0; r < pair->target->world(); ++r) EXPECT_EQ((*again)->expand(Rank(r))->holdings, pair->target->expand(Rank(r))->holdings);
+    for (std::uint32_t r = 0; r < pair->target->world(); ++r)
+      EXPECT_EQ((*again)->expand(Rank(r))->holdings, pair->target->expand(Rank(r))->holdings);
   }
 }
 

@@ -13,10 +13,14 @@ namespace refit::testing {
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : engine_(seed) {}
-  std::int64_t upto(std::int64_t lo, std::int64_t hi) { return lo + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(hi - lo + 1)); }
+  std::int64_t upto(std::int64_t lo, std::int64_t hi) {
+    return lo + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(hi - lo + 1));
+  }
   bool one_in(std::int64_t n) { return upto(1, n) == 1; }
   template <typename T>
-  const T& pick(const std::vector<T>& v) { return v[static_cast<std::size_t>(upto(0, static_cast<std::int64_t>(v.size()) - 1))]; }
+  const T& pick(const std::vector<T>& v) {
+    return v[static_cast<std::size_t>(upto(0, static_cast<std::int64_t>(v.size()) - 1))];
+  }
 
  private:
   std::mt19937_64 engine_;
@@ -26,7 +30,8 @@ struct RandomOptions {
   bool views = true, overlaps = true, ties = true, hosts = true, zero_strides = true;
 };
 
-// Values are a function of (logical tensor, index), except that `flat` axes do not count: a source may hold them with stride 0.
+// Values are a function of (logical tensor, index), except that `flat` axes do not count: a source may hold them with
+// stride 0.
 struct RandomPair {
   std::shared_ptr<const model::Layout> source, target;
   std::vector<std::set<int>> flat;  // by tensor of the catalogue
@@ -102,13 +107,22 @@ class LayoutMaker {
   // Appends storage for a box to a rank: axes in any order, padded, some backwards; a source may repeat flat axes.
   void hold(model::RankLayout& rank, std::uint32_t tensor, const View& view, const Box& box, bool source) {
     const model::LogicalTensor& t = catalogue_.tensors[tensor];
-    auto& buffer = rank.buffers[static_cast<std::size_t>(dice_.upto(0, static_cast<std::int64_t>(rank.buffers.size()) - 1))];
-    model::Holding h{.tensor = TensorId(tensor), .buffer = static_cast<std::uint32_t>(&buffer - rank.buffers.data()), .view = view, .box = box, .offset = buffer.bytes + dice_.upto(0, 3), .strides = Dims(box.size()), .dtype = t.dtype};
+    auto& buffer =
+        rank.buffers[static_cast<std::size_t>(dice_.upto(0, static_cast<std::int64_t>(rank.buffers.size()) - 1))];
+    model::Holding h{.tensor = TensorId(tensor),
+                     .buffer = static_cast<std::uint32_t>(&buffer - rank.buffers.data()),
+                     .view = view,
+                     .box = box,
+                     .offset = buffer.bytes + dice_.upto(0, 3),
+                     .strides = Dims(box.size()),
+                     .dtype = t.dtype};
     std::vector<std::size_t> order(box.size());
     for (std::size_t k = 0; k < order.size(); ++k) order[k] = k;
     if (!dice_.one_in(3))
-      for (std::size_t k = order.size(); k > 1; --k) std::swap(order[k - 1], order[static_cast<std::size_t>(dice_.upto(0, static_cast<std::int64_t>(k) - 1))]);
-    else std::reverse(order.begin(), order.end());
+      for (std::size_t k = order.size(); k > 1; --k)
+        std::swap(order[k - 1], order[static_cast<std::size_t>(dice_.upto(0, static_cast<std::int64_t>(k) - 1))]);
+    else
+      std::reverse(order.begin(), order.end());
     const std::vector<int> axis = view.axis_of();
     std::int64_t span = item_size(t.dtype);
     for (std::size_t k : order) {
@@ -130,11 +144,18 @@ class LayoutMaker {
     const std::int64_t world = instances * dice_.upto(1, 4);
     std::vector<model::RankLayout> ranks;
     for (std::int64_t r = 0; r < world; ++r) {
-      model::RankLayout rank{.rank = Rank(static_cast<std::uint32_t>(r)), .host = options_.hosts ? dice_.pick(kHosts) : "", .buffers = {}, .holdings = {}, .parameters = {}};
-      for (std::int64_t b = dice_.upto(1, 2); b > 0; --b) rank.buffers.push_back({"b" + std::to_string(b), 0, static_cast<std::uint8_t>(dice_.upto(0, 255)), ""});
+      model::RankLayout rank{.rank = Rank(static_cast<std::uint32_t>(r)),
+                             .host = options_.hosts ? dice_.pick(kHosts) : "",
+                             .buffers = {},
+                             .holdings = {},
+                             .parameters = {}};
+      for (std::int64_t b = dice_.upto(1, 2); b > 0; --b)
+        rank.buffers.push_back({"b" + std::to_string(b), 0, static_cast<std::uint8_t>(dice_.upto(0, 255)), ""});
       ranks.push_back(rank);
     }
-    const auto any_rank = [&]() -> model::RankLayout& { return ranks[static_cast<std::size_t>(dice_.upto(0, world - 1))]; };
+    const auto any_rank = [&]() -> model::RankLayout& {
+      return ranks[static_cast<std::size_t>(dice_.upto(0, world - 1))];
+    };
     for (std::uint32_t t = 0; t < catalogue_.tensors.size(); ++t) {
       if (source && catalogue_.tensors[t].name == "z" && dice_.one_in(2)) continue;  // its twin is enough
       const View view = random_view(catalogue_.tensors[t].shape);
@@ -167,6 +188,8 @@ class LayoutMaker {
   std::vector<std::set<int>> flat_;
 };
 
-inline Result<RandomPair> random_pair(std::uint64_t seed, RandomOptions options = {}) { return LayoutMaker(seed, options).make(); }
+inline Result<RandomPair> random_pair(std::uint64_t seed, RandomOptions options = {}) {
+  return LayoutMaker(seed, options).make();
+}
 
 }  // namespace refit::testing
