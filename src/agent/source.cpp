@@ -250,7 +250,7 @@ void SourceMachine::send(const Txn& txn, wire::Message message) {
   const bool is_hello = std::holds_alternative<wire::Hello>(message);
   if (!s_.link.connected || (!s_.link.welcomed && !is_hello)) return;
   s_.sent_ns = s_.now_ns;
-  todo_.push_back(install::Send{install::envelope(s_.link, s_.self, txn, std::move(message))});
+  todo_.push_back(install::Send{install::envelope(s_.link, s_.self, txn, ++s_.sent, std::move(message))});
 }
 
 void SourceMachine::hello() {

@@ -41,6 +41,7 @@ struct SourceState {
   std::uint32_t busy = 0;            // bit per SourceTask that has not reported yet
   wire::Heartbeat progress;
   std::int64_t now_ns = 0, sent_ns = 0;
+  std::uint64_t sent = 0;            // envelopes so far
 };
 bool same(const SourceState& a, const SourceState& b);
 

@@ -27,6 +27,9 @@ void Machine::committed() {
       command(p);
     }
   }
+  // Who stood aside serves an older version from now on, and must know it (C17).
+  for (std::uint32_t m = s_.config.shape.sources(); m < s_.slots.size(); ++m)
+    if (here(m) && part(m, r.record.txn) == nullptr) welcome(m);
   // Who was replaced while the record was on its way?
   for (Replica& replica : r.replicas)
     for (const Part* p : ranks_of(replica))

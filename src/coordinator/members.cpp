@@ -36,7 +36,8 @@ void Machine::hello(std::uint32_t connection, const wire::Envelope& e, const wir
   slot.incarnation = e.incarnation;
   slot.heard_ns = s_.now_ns;
   slot.hello = h;
-  if (!same_process) slot.inside = {}, slot.heartbeat = {}, slot.ready = false;
+  if (!same_process) slot.inside = {}, slot.heartbeat = {}, slot.ready = false, slot.sequence = 0;
+  slot.sequence = std::max(slot.sequence, e.sequence);
   s_.by_connection[connection] = *member;
   s_.highest_number = std::max(s_.highest_number, h.last.number);
   welcome(*member);
@@ -106,11 +107,13 @@ void Machine::receive(std::uint32_t member, const wire::Envelope&, const wire::R
 void Machine::receive(std::uint32_t member, const wire::Envelope&, const wire::PlanRefused& m) {
   if (m.layout_epoch != s_.layout_epoch) return void(++s_.dropped.old_epoch);
   s_.slots[member].refused = m.errors;
-  for (Error& e : s_.slots[member].refused) e = std::move(e).at_peer(name(member)).at_stage("plan");
+  for (Error& e : s_.slots[member].refused) static_cast<void>(std::move(e).at_peer(name(member)).at_stage("plan"));
 }
 
 void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire::Heartbeat& m) {
   Slot& slot = s_.slots[member];
+  // Overtaken by something newer: alive, but its word on where it stands is out of date.
+  if (e.sequence < slot.sequence) return;
   slot.heartbeat = m;
   slot.inside = e.txn;
   if (Part* p = part(member, e.txn); p != nullptr && m.progress > p->progress) {
@@ -126,13 +129,10 @@ void Machine::settle(std::uint32_t member, const Txn& inside) {
   const bool committed = std::binary_search(s_.journal.committed.begin(), s_.journal.committed.end(), inside);
   if (ours && !committed) return;
   if (!committed) return send_member(member, inside, wire::Abort{Error(Code::kCancelled, "the round was aborted")});
-  const Version version = ours ? s_.round->version : s_.journal.newest ? s_.journal.newest->version : Version{};
-  if (is_source(member)) {
-    if (ours) return send_member(member, inside, wire::Committed{version});
-    return send_member(member, inside, wire::End{wire::Outcome::kCommitted, version});
-  }
-  // A target that ended outside of a finished round can only be evicted; its own round is driven by resend().
-  if (!ours) evict_again(s_.slots[member].connection, Error(Code::kPeerLost, "missed the end of round " + inside.to_string()).at_peer(name(member)));
+  // A target is driven by resend(), and one that a finished round left behind was evicted by its record.
+  if (!is_source(member)) return;
+  if (ours) return send_member(member, inside, wire::Committed{s_.round->version});
+  send_member(member, inside, wire::End{wire::Outcome::kCommitted, s_.journal.newest->version});
 }
 
 // ---- layout epochs ----------------------------------------------------------------------------------------------------

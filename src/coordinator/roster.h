@@ -26,6 +26,7 @@ struct Slot {
   Incarnation incarnation;                   // of the present or the last holder; 0: never held
   wire::Hello hello;                         // as last said
   std::int64_t heard_ns = 0;
+  std::uint64_t sequence = 0;                // highest heard of this incarnation
   wire::Heartbeat heartbeat;
   Txn inside;                                // round it last said to be in
   std::int64_t gone_ns = 0;                  // since when nobody is here

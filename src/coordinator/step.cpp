@@ -214,6 +214,7 @@ void Machine::on(const Received& e) {
   if (!member) return;
   s_.slots[*member].heard_ns = s_.now_ns;
   std::visit([&](const auto& m) { receive(*member, env, m); }, env.message);
+  s_.slots[*member].sequence = std::max(s_.slots[*member].sequence, env.sequence);
 }
 
 // ---- shared -----------------------------------------------------------------------------------------------------------

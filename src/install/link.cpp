@@ -49,7 +49,7 @@ bool take_configure(Link& link, const wire::Configure& c, bool& resend_ready) {
   return true;
 }
 
-wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, wire::Message message) {
+wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, std::uint64_t sequence, wire::Message message) {
   wire::Envelope e;
   e.job = self.job;
   e.epoch = link.epoch;
@@ -59,6 +59,7 @@ wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, 
   e.rank = self.name.rank;
   e.member = link.welcomed ? link.member : wire::kNoMember;
   e.incarnation = self.incarnation;
+  e.sequence = sequence;
   e.message = std::move(message);
   return e;
 }

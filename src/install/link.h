@@ -51,7 +51,7 @@ bool take_welcome(Link& link, const wire::Envelope& envelope, const wire::Welcom
 void take_refused(Link& link, const wire::Refused& refused);
 // A Configure of a newer layout epoch: true when a plan must be made now. `resend_ready` is set for a repeat.
 bool take_configure(Link& link, const wire::Configure& configure, bool& resend_ready);
-wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, wire::Message message);
+wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, std::uint64_t sequence, wire::Message message);
 // Hello or Heartbeat is due when nothing was sent for heartbeat_ns.
 bool beat_due(const Link& link, const Identity& self, std::int64_t sent_ns, std::int64_t now_ns);
 

@@ -253,7 +253,7 @@ void TargetMachine::send(const Txn& txn, wire::Message message) {
   // What can't be told now is asked for again by the coordinator.
   if (!s_.link.connected || (!s_.link.welcomed && !hello)) return;
   s_.sent_ns = s_.now_ns;
-  todo_.push_back(Send{envelope(s_.link, s_.config.self, txn, std::move(message))});
+  todo_.push_back(Send{envelope(s_.link, s_.config.self, txn, ++s_.sent, std::move(message))});
 }
 
 void TargetMachine::hello() {

@@ -71,6 +71,7 @@ struct TargetState {
   };
   std::optional<Left> left;
   std::int64_t now_ns = 0, sent_ns = 0;
+  std::uint64_t sent = 0;                  // envelopes so far
 };
 // Everything but the clock, for "an old message leaves the state bit-equal".
 bool same(const TargetState& a, const TargetState& b);

@@ -91,6 +91,7 @@ Result<Envelope> read_payload(std::span<const std::byte> payload) {
   out.rank = in.rank();
   out.member = in.member();
   out.incarnation = Incarnation(in.incarnation());
+  out.sequence = in.sequence();
   REFIT_ASSIGN(out.message, unpack(in, payload.size()));
   return out;
 }
@@ -122,7 +123,7 @@ Result<Bytes> encode(const Envelope& e) {
   const fb::Hash job = pack(e.job);
   const fb::TxnId txn = pack(e.txn);
   builder.Finish(fb::CreateEnvelope(builder, &job, e.epoch.value, &txn, static_cast<std::uint8_t>(e.party), e.instance, e.rank,
-                                    e.member, e.incarnation.value, body.kind, body.body));
+                                    e.member, e.incarnation.value, body.kind, body.body, e.sequence));
   const std::size_t payload = builder.GetSize();
   if (payload + kFrameHeader > static_cast<std::size_t>(kMaxFrameBytes))
     return Error(Code::kInvalid, std::string(kind_name(e.message)) + " message is too large").amounts(static_cast<std::int64_t>(payload), kMaxFrameBytes);

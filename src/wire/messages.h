@@ -295,6 +295,7 @@ struct Envelope {
   std::uint32_t instance = 0, rank = 0;  // of a source or target
   std::uint32_t member = kNoMember;      // as agreed by Welcome
   Incarnation incarnation;               // of the sending process
+  std::uint64_t sequence = 0;            // counts what this incarnation sent: an overtaken heartbeat is recognised
   std::uint32_t key_id = 0;              // reserved: 0
   Hash128 mac;                           // reserved: zero
   Message message;

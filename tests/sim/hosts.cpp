@@ -166,7 +166,7 @@ void World::stale(sync::StaleEvent e) {
       return checker.fail("9: not stale, but " + shape.name(m).to_string() + " has not applied");
   }
   for (const auto& [s, seal] : checker.seals[newest])
-    if (seal.step < coord.marked_step) checker.fail("9: not stale, but the round was sealed before the last mark");
+    if (names_step_ && seal.step < coord.marked_step) checker.fail("9: not stale, but the round was sealed before the last mark");
 }
 
 void World::returned(const coordinator::RoundResult& r) {
@@ -177,10 +177,13 @@ void World::returned(const coordinator::RoundResult& r) {
     case wire::Outcome::kCommitted: {
       ++verdict_.commits;
       if (!committed) checker.fail("12: committed is reported, the journal does not say so");
-      std::set<Txn> versions;
-      for (std::uint32_t t = 0; t < target.size(); ++t)
-        if (target[t].open() && !checker.evicted.contains({sources() + t, target[t].incarnation})) versions.insert(target[t].word.txn);
-      if (versions.size() > 1) checker.fail("12: success with " + std::to_string(versions.size()) + " versions open");
+      // Every member of the journaled membership, as long as it lives, serves w and nothing else.
+      for (const coordinator::Seat& seat : checker.begun[r.txn].members) {
+        if (seat.member < sources() || checker.evicted.contains(seat)) continue;
+        const TargetHost& t = target[seat.member - sources()];
+        if (t.open() && t.incarnation == seat.incarnation && t.word.txn != r.txn) checker.fail("12: success, and a member serves another version");
+        if (r.all_applied && !checker.applied.contains({seat, r.txn})) checker.fail("12: success before " + shape.name(seat.member).to_string() + " applied");
+      }
       if (r.all_applied) stale(sync::StaleEvent::kAllApplied);
       if (calm && r.all_applied) ++good_;
       break;

@@ -328,6 +328,7 @@ void World::perform(std::uint32_t t, const install::TargetAction& action) {
       target_event(t, TaskDone{Task::kOpenGate, txn, {}, {}});
     });
   } else if (std::holds_alternative<Fence>(action)) {
+    h.promised_txn = {};  // Fenced is a way out of a yes
     if (options.broken == Break::kFenceIgnored) return;
     h.gate_open = false;
     h.opening = {};

@@ -183,6 +183,7 @@ class World {
   std::vector<coordinator::Append> appends_;         // asked for, not yet durable
   Verdict verdict_;
   std::uint32_t good_ = 0;
+  bool names_step_ = false;                          // the caller names the step to publish
 };
 
 }  // namespace refit::sim

@@ -25,6 +25,7 @@ TEST(Sim, SeedsThatFoundMistakes) {
 
 TEST(Sim, EveryInvariantHolds) {
   Verdict sum;
+  int failed = 0;
   for (std::uint64_t seed = 1; seed <= seeds(); ++seed) {
     const Verdict v = run({seed});
     sum.events += v.events;
@@ -34,7 +35,8 @@ TEST(Sim, EveryInvariantHolds) {
     sum.incomplete += v.incomplete;
     sum.crashes += v.crashes;
     sum.crash_points.insert(v.crash_points.begin(), v.crash_points.end());
-    ASSERT_EQ(v.violation, "") << "replay: sim_protocol --seed " << seed;
+    EXPECT_EQ(v.violation, "") << "replay: sim_protocol --seed " << seed;
+    if (!v.violation.empty() && ++failed == 8) break;
   }
   std::printf("%llu seeds, %llu events, %llu rounds: %llu committed, %llu incomplete, %llu aborted; %llu crashes at %zu named points\n",
               static_cast<unsigned long long>(seeds()), static_cast<unsigned long long>(sum.events), static_cast<unsigned long long>(sum.rounds),

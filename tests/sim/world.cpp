@@ -1,5 +1,6 @@
 #include "sim/world.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "sim/parts.h"
@@ -44,6 +45,7 @@ World::World(const Options& o) : options(o), rng_(o.seed * 0x9e3779b97f4a7c15u +
   const double troubles[] = {0, 0.02, 0.1};
   loss_ = troubles[draw(3)];
   twice_ = troubles[draw(3)];
+  names_step_ = draw(2) == 0;
   const double crashes[] = {0, 0.004, 0.02};
   crash_ = crashes[draw(3)];
   source.resize(shape.sources());
@@ -133,6 +135,7 @@ void World::drive() {
   ++verdict_.rounds;
   coordinator::BeginRound b;
   b.proof = draw(3) == 0;
+  if (names_step_) b.step = trainer_step_;
   b.stall_ns = 400 * kMs;
   b.total_ns = 2000 * kMs;
   coordinator_event(b);
@@ -169,11 +172,7 @@ Verdict World::run() {
     const Timed next = queue_.top();
     queue_.pop();
     now = next.at;
-    if (!calm && now > trouble) {
-      calm = true;
-      for (std::uint32_t m = 0; m < shape.members(); ++m) process(m).stopped_until = std::min(process(m).stopped_until, now);
-      coord.stopped_until = std::min(coord.stopped_until, now);
-    }
+    calm = now > trouble;
     if (now > limit) {
       checker.fail("17: faults stopped 30 s ago and the members are not at rest on one version");
       break;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace refit::coordinator {
 namespace {
 
@@ -65,7 +67,9 @@ TEST(Journal, DamageBeforeIntactRecordsIsNotGuessed) {
     bad[i] ^= std::byte{4};
     const auto s = recover(bad, kJob);
     EXPECT_EQ(s.ok(), i >= last) << i;
-    if (!s.ok()) EXPECT_EQ(s.error().code, Code::kCorrupt);
+    if (!s.ok()) {
+      EXPECT_EQ(s.error().code, Code::kCorrupt);
+    }
   }
 }
 

@@ -1,0 +1,198 @@
+// The coordinator's table where the simulation can't look: status text, refusals, errors.
+#include "coordinator/step.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "coordinator/coordinator.h"
+
+namespace refit::coordinator {
+namespace {
+
+using testing::HasSubstr;
+
+class Coordinator : public testing::Test {
+ protected:
+  void SetUp() override {
+    config.job = {7, 7};
+    config.shape = {1, 1, 2, 1};
+    config.incarnation = Incarnation(99);
+    Step begun = start(config, {}, {1, 1}, 42, 0);
+    state = std::move(begun.state);
+    settle(begun.todo);
+  }
+  // Appends succeed at once; what is sent is kept.
+  void settle(const std::vector<Action>& todo) {
+    for (const Action& a : todo) {
+      if (const auto* append = std::get_if<Append>(&a)) {
+        if (hold_appends) held = append->ticket;
+        else give(Appended{append->ticket});
+      }
+      if (const auto* send = std::get_if<Send>(&a)) sent.push_back(*send);
+      if (const auto* report = std::get_if<Report>(&a)) reports.push_back(report->result);
+    }
+  }
+  void give(EventKind e) { settle(step(state, {now, std::move(e)})); }
+  wire::Envelope from(std::uint32_t member, wire::Message m, const Txn& txn = {}) {
+    wire::Envelope e;
+    const MemberName name = config.shape.name(member);
+    e.job = config.job;
+    e.epoch = state.epoch;
+    e.txn = txn;
+    e.party = wire::party_of(name.role);
+    e.instance = name.instance;
+    e.rank = name.rank;
+    e.member = member;
+    e.incarnation = Incarnation(100 + member);
+    e.sequence = ++sequence;
+    e.message = std::move(m);
+    return e;
+  }
+  void say(std::uint32_t member, wire::Message m) { give(Received{member + 1, from(member, std::move(m), state.round ? state.round->record.txn : Txn{})}); }
+  void join() {
+    for (std::uint32_t m = 0; m < 3; ++m) {
+      wire::Hello h;
+      h.layout_digest = {1, m == 0 ? 1u : 2u};
+      give(Received{m + 1, from(m, h)});
+    }
+    for (std::uint32_t m = 0; m < 3; ++m) give(Received{m + 1, from(m, wire::Ready{state.layout_epoch, {5, 5}})});
+  }
+  void to_staging() {
+    join();
+    give(BeginRound{});
+    wire::Sealed sealed;
+    sealed.step = 3;
+    sealed.digest = {{1, 2, 3, 4}, 8};
+    say(0, sealed);
+  }
+  template <typename M>
+  int count(std::uint32_t member) const {
+    int n = 0;
+    for (const Send& s : sent) n += s.connection == member + 1 && std::holds_alternative<M>(s.envelope.message) ? 1 : 0;
+    return n;
+  }
+
+  Config config;
+  State state;
+  std::int64_t now = 1;
+  std::uint64_t sequence = 0, held = 0;
+  bool hold_appends = false;
+  std::vector<Send> sent;
+  std::vector<RoundResult> reports;
+};
+
+TEST_F(Coordinator, AWholeRound) {
+  to_staging();
+  for (std::uint32_t t : {1u, 2u}) {
+    say(t, wire::Staged{{{1, 2, 3, 4}, 8}, {}});
+    say(t, wire::Vote{true, {}});
+  }
+  EXPECT_EQ(count<wire::ReadersDone>(0), 1);
+  say(0, wire::Vote{true, {}});
+  EXPECT_EQ(count<wire::Committed>(0), 1);
+  for (std::uint32_t t : {1u, 2u}) {
+    EXPECT_EQ(count<wire::Gate>(t), 1);
+    say(t, wire::Gated{});
+    EXPECT_EQ(count<wire::Copy>(t), 1);
+    say(t, wire::Applied{{{1, 2, 3, 4}, 8}, {}, 5});
+    EXPECT_EQ(count<wire::Open>(t), 1);
+    say(t, wire::Reopened{9});
+  }
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(reports[0].outcome, wire::Outcome::kCommitted);
+  EXPECT_TRUE(reports[0].all_applied);
+  EXPECT_EQ(reports[0].max_pause_ns, 9);
+  EXPECT_EQ(count<wire::End>(0), 1);
+  EXPECT_THAT(status_json(state), HasSubstr("\"number\":1"));
+}
+
+TEST_F(Coordinator, NothingIsToldBeforeTheDecisionIsDurable) {
+  to_staging();
+  for (std::uint32_t t : {1u, 2u}) {
+    say(t, wire::Staged{{{1, 2, 3, 4}, 8}, {}});
+    say(t, wire::Vote{true, {}});
+  }
+  hold_appends = true;
+  sent.clear();
+  say(0, wire::Vote{true, {}});
+  give(Gone{1});
+  now += 10;
+  give(Tick{});
+  EXPECT_TRUE(sent.empty());
+  give(AppendFailed{held, Error(Code::kExhausted, "disk full")});
+  EXPECT_TRUE(sent.empty());
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(reports[0].outcome, wire::Outcome::kInDoubt);
+  EXPECT_EQ(state.stage, Stage::kStopped);
+}
+
+TEST_F(Coordinator, ALostTargetIsNamedWithItsBucket) {
+  to_staging();
+  say(1, wire::Heartbeat{wire::MemberState::kReceiving, Phase::kTransfer, 1, 3, 100, "4 from source:0.0"});
+  give(Gone{2});
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(reports[0].outcome, wire::Outcome::kAborted);
+  EXPECT_EQ(reports[0].error->code, Code::kPeerLost);
+  EXPECT_EQ(reports[0].error->peer, "target:0.0");
+  EXPECT_EQ(reports[0].error->stage, "transfer");
+  EXPECT_EQ(reports[0].error->bucket, "4 from source:0.0");
+}
+
+TEST_F(Coordinator, ASilentTargetIsNamedAtTheStallDeadline) {
+  to_staging();
+  state.config.silence_ns = 1'000'000'000'000;
+  state.config.gap_ns = 1'000'000'000'000;
+  now += 31'000'000'000;
+  give(Tick{});
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(reports[0].error->code, Code::kTimeout);
+  EXPECT_THAT(reports[0].error->peer, HasSubstr("target:"));
+}
+
+TEST_F(Coordinator, AfterALoopGapNobodyIsBlamed) {
+  to_staging();
+  now += 31'000'000'000;
+  give(Tick{});
+  EXPECT_TRUE(reports.empty());
+  EXPECT_TRUE(state.reading_epoch);
+  give(EpochRead{Epoch(2)});
+  EXPECT_EQ(state.stage, Stage::kStopped);
+}
+
+TEST_F(Coordinator, OwnersThatDifferAreBothNamed) {
+  config.shape = {1, 2, 1, 1};
+  Step begun = start(config, {}, {1, 1}, 42, 0);
+  state = std::move(begun.state);
+  settle(begun.todo);
+  join();
+  give(BeginRound{});
+  wire::Sealed sealed;
+  sealed.step = 3;
+  sealed.groups = {{{9, 9}, {{1, 1, 1, 1}, 4}}};
+  say(0, sealed);
+  sealed.groups[0].digest.word[0] = 2;
+  say(1, sealed);
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_THAT(reports[0].error->message, testing::AllOf(HasSubstr("source:0.0"), HasSubstr("source:0.1")));
+}
+
+TEST_F(Coordinator, StrangersAreRefusedByName) {
+  join();
+  sent.clear();
+  wire::Envelope e = from(2, wire::Hello{});
+  e.instance = 7;
+  give(Received{9, e});
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_THAT(std::get<wire::Refused>(sent[0].envelope.message).error.message, HasSubstr("target:7.0"));
+}
+
+TEST_F(Coordinator, VerifyNamesWhoIsMissing) {
+  join();
+  give(AskVerify{1, wire::Domain::kLive, 1'000'000});
+  ASSERT_EQ(state.verifies.size(), 1u);
+  const std::string json = verify_json(state, state.verifies[0]);
+  EXPECT_THAT(json, testing::AllOf(HasSubstr("\"ok\":false"), HasSubstr("target:1.0")));
+}
+
+}  // namespace
+}  // namespace refit::coordinator
