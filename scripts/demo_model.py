@@ -51,7 +51,7 @@ def complete(directory):
 
 def venv_python(cache):
     """A Python with the tools of TOOLS, made once; the stamp is written last."""
-    home = cache / "venv-demo"
+    home = cache / "venv"
     python, stamp = home / "bin" / "python", home / "tools.txt"
     if python.exists() and stamp.exists() and stamp.read_text() == "\n".join(TOOLS):
         return python

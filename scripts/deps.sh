@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing, and a venv with NumPy for the reference tests. Says what it does.
+# Installs the Debian packages that are missing, and a venv with NumPy and gguf for reference tests and the demo's checkpoint. Says what it does.
 set -eu
 cd "$(dirname "$0")/.."
 mkdir -p build .cache
@@ -27,10 +27,5 @@ if [ ${#missing[@]} -gt 0 ]; then
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >build/deps.log
 fi
 
-venv=.cache/venv-test
-if ! "$venv/bin/python" -c 'import numpy' 2>/dev/null; then
-  echo "deps: making $venv (numpy)"
-  rm -rf "$venv"
-  python3 -m venv "$venv"
-  "$venv/bin/pip" install -q 'numpy>=1.26,<3'
-fi
+# One virtual environment for the demo's checkpoint and for the reference tests; made once.
+python3 scripts/demo_model.py --tools --cache .cache >/dev/null

@@ -126,6 +126,9 @@ class Demo {
     const coordinator::RoundResult& r = report.round;
     const std::vector<json> reports = fleet_->ask("report", std::nullopt, Deadline::after_s(kAnswerS));
     std::int64_t seal = 0, stage = 0;
+    json resources = json::object();
+    for (std::size_t m = 0; m < reports.size(); ++m)
+      if (reports[m].is_object()) resources[fleet_->name(m).to_string()] = reports[m]["resources"];
     for (const json& j : reports) {
       if (!j.is_object()) continue;
       seal = std::max(seal, j.value("seal_ns", std::int64_t{0}));
@@ -150,7 +153,7 @@ class Demo {
             {"bytes_wire", report.ok() ? world_.bytes_moved : 0}, {"publish_seconds", static_cast<double>(seal) * 1e-9}, {"transfer_seconds", transfer}, {"seconds", report.seconds},
             {"pause_seconds", static_cast<double>(r.max_pause_ns) * 1e-9}, {"transfer_gbps", rate}, {"verified", verified}, {"witness_bytes", compared}, {"witness_error", witness},
             {"proof_version", report.proof}, {"proof", {{"placed_staged", r.proof.placed_staged}, {"placed_live", r.proof.placed_live}, {"handed_over", r.proof.handed_over}, {"probed", r.proof.probed}}},
-            {"outcome", std::string(wire::to_string(r.outcome))}, {"error", error_json(r.error)}, {"stale", fleet_->synchronizer().is_stale()}};
+            {"outcome", std::string(wire::to_string(r.outcome))}, {"error", error_json(r.error)}, {"stale", fleet_->synchronizer().is_stale()}, {"resources", resources}};
   }
 
   void print(const json& row, const sync::SyncReport& report) {

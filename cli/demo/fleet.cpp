@@ -36,7 +36,8 @@ Result<Child> Fleet::launch(std::uint32_t member, bool with_kill) {
   return Child::start(who.to_string(), m.arguments());
 }
 
-Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::shared_ptr<const model::Layout> source, std::shared_ptr<const model::Layout> target) {
+Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::shared_ptr<const model::Layout> source, std::shared_ptr<const model::Layout> target,
+                                             Observer observer) {
   std::unique_ptr<Fleet> f(new Fleet);
   f->options_ = options;
   Env& env = system_env();
@@ -71,6 +72,7 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
 
   sync::SyncOptions s;
   s.job = job;
+  s.observer = std::move(observer);
   s.shape = f->shape_;
   s.control_address = f->control_;
   s.journal_path = f->runtime_dir_ + "/journal";

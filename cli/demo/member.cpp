@@ -4,6 +4,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "agent/agent.h"
@@ -89,12 +91,27 @@ Status set_up(Process& p) {
   return {};
 }
 
+std::int64_t entries(const char* directory) {
+  std::error_code ignored;
+  std::int64_t n = 0;
+  for (auto it = std::filesystem::directory_iterator(directory, ignored); !ignored && it != std::filesystem::directory_iterator(); it.increment(ignored)) ++n;
+  return n;
+}
+
+// What must stay flat over many refits.
+nlohmann::json resources() {
+  std::ifstream in("/proc/self/statm");
+  std::int64_t pages = 0, resident = 0;
+  in >> pages >> resident;
+  return {{"descriptors", entries("/proc/self/fd")}, {"threads", entries("/proc/self/task")}, {"resident", resident * ::sysconf(_SC_PAGESIZE)}};
+}
+
 nlohmann::json report_of(Process& p) {
   const agent::AgentReport r = p.agent().report();
   nlohmann::json out{{"state", r.state}, {"version", r.version.number}, {"step", r.version.step}, {"digest", r.version.digest.hex()},
                      {"seal_ns", r.seal_ns}, {"stage_ns", r.stage_ns}, {"verify_ns", r.verify_ns}, {"copy_ns", r.copy_ns}, {"plan_ns", r.plan_ns},
                      {"bytes_staged", r.bytes_staged}, {"bytes_sealed", r.bytes_sealed}, {"snapshot_bytes", r.snapshot_bytes}, {"shadow_bytes", r.shadow_bytes},
-                     {"buckets", r.buckets}, {"memory_used", p.budget.used()}, {"memory_peak", p.budget.peak()}};
+                     {"buckets", r.buckets}, {"memory_used", p.budget.used()}, {"memory_peak", p.budget.peak()}, {"resources", resources()}};
   if (p.engine) {
     const engine::ServeCounts c = p.engine->counts();
     out["serving"] = {{"forwards", c.forwards}, {"refused", c.refused}, {"torn", c.torn}, {"stale_cache", c.stale_cache}, {"version", p.engine->version().number}};

@@ -30,13 +30,23 @@ Status Member::close_threads(Deadline deadline) {
   if (worker_.joinable()) worker_.join();
   if (alive_thread_.joinable()) alive_thread_.join();
   if (!lane_) return {};
-  const auto lane = std::move(lane_);
+  const auto lane = std::exchange(lane_, nullptr);
   return lane->close(deadline);
 }
 
 Status Member::open_lane() {
-  REFIT_ASSIGN(lane_, options_.control->open_control({.address = options_.control_address, .listen = false}));
+  REFIT_ASSIGN(std::shared_ptr<transport::ControlLane> fresh, options_.control->open_control({.address = options_.control_address, .listen = false}));
+  const std::lock_guard lock(mutex_);
+  lane_ = std::move(fresh);
   return {};
+}
+
+// A lane whose coordinator is gone never comes back; a fresh one finds the coordinator that follows.
+Status Member::reopen_lane() {
+  connected_ = false;
+  on_connection(false);
+  if (lane_) REFIT_TRY(lane_->close(Deadline::after_s(1)));
+  return open_lane();
 }
 
 void Member::work(std::function<Finish()> task) {
@@ -114,9 +124,13 @@ void Member::alive_loop() {
 
 void Member::send(const wire::Envelope& envelope) {
   const Result<wire::Bytes> bytes = wire::encode(envelope);
-  if (!bytes.ok() || !lane_) return;
+  std::shared_ptr<transport::ControlLane> lane;
+  {
+    const std::lock_guard lock(mutex_);
+    lane = lane_;
+  }
   // A full queue or a lost peer is the same as a lost message: the protocol repeats what matters.
-  if (lane_->send(0, *bytes).ok()) last_sent_ns_ = monotonic_ns();
+  if (bytes.ok() && lane && lane->send(0, *bytes).ok()) last_sent_ns_ = monotonic_ns();
 }
 
 void Member::observe(Phase phase, const Txn& txn) const {
@@ -137,15 +151,19 @@ Status Member::loop(Deadline deadline) {
       }
       on_tick();
     }
+    bool gone = false;
     for (const transport::Liveness& l : lane_->liveness()) {
-      connected_ = l.event == transport::PeerEvent::kConnected;
-      on_connection(connected_);
+      gone = l.event == transport::PeerEvent::kGone;
+      if (!gone && !connected_) on_connection(connected_ = true);
     }
+    if (gone) REFIT_TRY(reopen_lane());
     const std::int64_t wait = outstanding_.load() > 0 ? kBusyWaitNs : kIdleWaitNs;
     Result<transport::ControlMessage> message = lane_->next(Deadline::after_ns(wait).sooner(deadline));
     if (!message.ok()) {
       if (message.error().code == Code::kTimeout) continue;
-      return Error(std::move(message).error()).at_stage("control");
+      if (message.error().code != Code::kPeerLost) return Error(std::move(message).error()).at_stage("control");
+      REFIT_TRY(reopen_lane());
+      continue;
     }
     Result<wire::Envelope> envelope = wire::decode(message->bytes);
     if (envelope.ok()) on_received(std::move(*envelope));

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -72,7 +73,10 @@ class Member {
   void alive_loop();
   bool finish_tasks();
 
-  std::unique_ptr<transport::ControlLane> lane_;
+  Status reopen_lane();
+
+  // Shared by the loop and the liveness thread, which may be sending when the loop opens a new one.
+  std::shared_ptr<transport::ControlLane> lane_;
   bool connected_ = false;
   std::int64_t last_tick_ns_ = 0;
   std::uint64_t last_progress_ = 0;
