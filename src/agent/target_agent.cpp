@@ -95,7 +95,7 @@ void TargetDriver::after_step() {
   busy_ = state_.phase == install::TargetPhase::kReceiving || state_.phase == install::TargetPhase::kVoted || state_.phase == install::TargetPhase::kApplying;
   wire::Heartbeat h = progress_now();
   h.state = install::to_member_state(state_.phase);
-  keep_alive_with(install::envelope(state_.link, state_.config.self, state_.txn, h));
+  keep_alive_with(install::envelope(state_.link, state_.config.self, state_.txn, state_.sent, h));
   const std::lock_guard lock(report_mutex_);
   report_.version = state_.live;
   report_.state = std::string(wire::to_string(h.state));
