@@ -60,6 +60,10 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
   // Only an Open makes it reopen, and that was sent after every rank's Applied was heard (or by a former coordinator).
   if (p == nullptr || !s_.round->committed || (!p->applied && !s_.round->recovered)) return void(++s_.dropped.old_txn);
   if (p->applied) p->applied->pause_ns = std::max(p->applied->pause_ns, m.pause_ns);
+  Slot& slot = s_.slots[member];
+  slot.holds = s_.round->version;
+  slot.heartbeat.state = wire::MemberState::kServing;
+  if (p->applied) slot.live = p->applied->counted;
   progressed(*p, Progressed::kReopened);
 }
 

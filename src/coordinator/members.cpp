@@ -36,6 +36,8 @@ void Machine::hello(std::uint32_t connection, const wire::Envelope& e, const wir
   }
   Slot& slot = s_.slots[*member];
   const bool same_process = slot.incarnation == e.incarnation;
+  // Overtaken by something newer of the same process: it may say Fenced of a rank that has been repaired since.
+  if (same_process && e.sequence < slot.sequence) return void(++s_.dropped.unexpected);
   if (slot.present() && !same_process)
     return refuse(connection,
                   Error(Code::kBusy, "the place of " + e.who() + " is held by another process").at_peer(e.who()), true);
@@ -52,8 +54,11 @@ void Machine::hello(std::uint32_t connection, const wire::Envelope& e, const wir
   slot.connection = connection;
   slot.incarnation = e.incarnation;
   slot.heard_ns = s_.now_ns;
-  slot.hello = h;
   if (!same_process) slot.inside = {}, slot.heartbeat = {}, slot.ready = false, slot.sequence = 0;
+  slot.hello = h;
+  slot.heartbeat.state = h.state;
+  slot.holds = h.last;
+  slot.live = h.live;
   slot.sequence = std::max(slot.sequence, e.sequence);
   s_.by_connection[connection] = *member;
   s_.highest_number = std::max(s_.highest_number, h.last.number);

@@ -28,6 +28,8 @@ struct Slot {
   std::int64_t heard_ns = 0;
   std::uint64_t sequence = 0;  // highest heard of this incarnation
   wire::Heartbeat heartbeat;
+  Version holds;                      // applied (target) as last said
+  std::optional<wire::Digest4> live;  // its folded digest
   Txn inside;                      // round it last said to be in
   std::int64_t gone_ns = 0;        // since when nobody is here
   std::int64_t configured_ns = 0;  // when Configure was last sent

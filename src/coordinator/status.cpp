@@ -30,15 +30,14 @@ std::string_view word_name(wire::Word w) {
 
 Json member_json(const State& s, std::uint32_t m) {
   const Slot& slot = s.slots[m];
-  const wire::MemberState state = slot.heartbeat.progress > 0 || slot.inside.counter > 0 || slot.present()
-                                      ? slot.heartbeat.state
-                                      : slot.hello.state;
   Json j{{"name", s.config.shape.name(m).to_string()},
          {"member", m},
          {"incarnation", slot.incarnation.value},
          {"connected", slot.present()}};
-  j["state"] = slot.present() ? Json(wire::to_string(state)) : Json(nullptr);
+  j["state"] = slot.present() ? Json(wire::to_string(slot.heartbeat.state)) : Json(nullptr);
   j["silent_ns"] = slot.present() ? Json(s.now_ns - slot.heard_ns) : Json(nullptr);
+  j["version"] = slot.holds.number;
+  j["digest"] = slot.live ? Json(digest_hex(*slot.live)) : Json(nullptr);
   j["buckets_done"] = slot.heartbeat.buckets_done;
   j["bytes_done"] = slot.heartbeat.bytes_done;
   return j;
@@ -74,6 +73,15 @@ std::string_view replica_state(const State& s, std::uint32_t instance) {
   return wire::to_string(worst);
 }
 
+// The version that all its ranks hold; 0 when they hold none or different ones.
+std::uint64_t replica_version(const State& s, std::uint32_t instance) {
+  const Shape& shape = s.config.shape;
+  const std::uint32_t first = shape.sources() + instance * shape.target_ranks;
+  for (std::uint32_t m = first; m < first + shape.target_ranks; ++m)
+    if (!s.slots[m].present() || s.slots[m].holds != s.slots[first].holds) return 0;
+  return s.slots[first].holds.number;
+}
+
 Json result_json(const RoundResult& r) {
   Json j{{"outcome", wire::to_string(r.outcome)}, {"number", r.number}, {"pause_ns", r.max_pause_ns}};
   j["error"] = r.error ? error_json(*r.error) : Json(nullptr);
@@ -101,7 +109,7 @@ std::string status_json(const State& s) {
   for (std::uint32_t m = 0; m < s.slots.size(); ++m) j["members"].push_back(member_json(s, m));
   j["replicas"] = Json::array();
   for (std::uint32_t i = 0; i < s.config.shape.target_instances; ++i)
-    j["replicas"].push_back({{"instance", i}, {"state", replica_state(s, i)}});
+    j["replicas"].push_back({{"instance", i}, {"state", replica_state(s, i)}, {"version", replica_version(s, i)}});
   j["last"] = s.last ? result_json(*s.last) : Json(nullptr);
   const Dropped& d = s.dropped;
   j["dropped"] = {{"foreign_job", d.foreign_job},         {"wrong_party", d.wrong_party}, {"old_epoch", d.old_epoch},
