@@ -56,7 +56,7 @@ class Coordinator : public testing::Test {
   void join() {
     for (std::uint32_t m = 0; m < 3; ++m) {
       wire::Hello h;
-      h.layout_digest = {1, m == 0 ? 1u : 2u};
+      h.layout_digest = {1, m < config.shape.sources() ? 1u : 2u};
       give(Received{m + 1, from(m, h)});
     }
     for (std::uint32_t m = 0; m < 3; ++m) give(Received{m + 1, from(m, wire::Ready{state.layout_epoch, {5, 5}})});
