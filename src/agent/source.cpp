@@ -16,12 +16,13 @@ std::string_view to_string(SourceTask task) {
 wire::MemberState to_member_state(SourcePhase phase) {
   return static_cast<wire::MemberState>(static_cast<int>(wire::MemberState::kIdle) + static_cast<int>(phase));
 }
-static_assert(static_cast<int>(wire::MemberState::kIdle) + static_cast<int>(SourcePhase::kVoted) == static_cast<int>(wire::MemberState::kSourceVoted));
+static_assert(static_cast<int>(wire::MemberState::kIdle) + static_cast<int>(SourcePhase::kVoted) ==
+              static_cast<int>(wire::MemberState::kSourceVoted));
 
 bool same(const SourceState& a, const SourceState& b) {
   auto key = [](const SourceState& s) {
-    return std::tie(s.link, s.phase, s.last, s.txn, s.begin, s.sealed, s.readers_done, s.decided, s.lent, s.held, s.revoked, s.left,
-                    s.lend_deadline_ns, s.busy, s.progress);
+    return std::tie(s.link, s.phase, s.last, s.txn, s.begin, s.sealed, s.readers_done, s.decided, s.lent, s.held,
+                    s.revoked, s.left, s.lend_deadline_ns, s.busy, s.progress);
   };
   return key(a) == key(b);
 }
@@ -40,7 +41,8 @@ std::vector<SourceAction> step(SourceState& state, const SourceEvent& event, ins
   return machine.take();
 }
 
-// ---- events from the driver -------------------------------------------------------------------------------------------
+// ---- events from the driver
+// -------------------------------------------------------------------------------------------
 
 void SourceMachine::on(const install::ConnectionUp&) {
   s_.link.connected = true;
@@ -81,7 +83,8 @@ void SourceMachine::on(const install::Progress& e) {
   s_.progress = e.now;
 }
 
-// ---- results of tasks -------------------------------------------------------------------------------------------------
+// ---- results of tasks
+// -------------------------------------------------------------------------------------------------
 
 bool SourceMachine::finish(SourceTask task) {
   if ((s_.busy & bit(task)) == 0) return drop(), false;
@@ -145,7 +148,8 @@ void SourceMachine::leave_round(bool committed) {
   s_.revoked.reset();
 }
 
-// ---- from the coordinator ---------------------------------------------------------------------------------------------
+// ---- from the coordinator
+// ---------------------------------------------------------------------------------------------
 
 void SourceMachine::on(const install::Received& e) {
   if (!install::accept(s_.link, s_.self, e.envelope, ignored_)) return;
@@ -239,10 +243,12 @@ void SourceMachine::receive(const wire::Envelope& e, const wire::End& m) {
   leave_round(true);
 }
 
-// ---- shared -----------------------------------------------------------------------------------------------------------
+// ---- shared
+// -----------------------------------------------------------------------------------------------------------
 
 Phase SourceMachine::phase_name() const {
-  static constexpr std::array<Phase, 5> kNames = {Phase::kBegin, Phase::kSeal, Phase::kLend, Phase::kTransfer, Phase::kVoted};
+  static constexpr std::array<Phase, 5> kNames = {Phase::kBegin, Phase::kSeal, Phase::kLend, Phase::kTransfer,
+                                                  Phase::kVoted};
   return kNames[static_cast<std::size_t>(s_.phase)];
 }
 

@@ -38,7 +38,9 @@ class SourceMachine {
   void receive(const wire::Envelope& e, const wire::Committed& m);
   void receive(const wire::Envelope& e, const wire::End& m);
   template <typename M>
-  void receive(const wire::Envelope&, const M&) { drop(); }
+  void receive(const wire::Envelope&, const M&) {
+    drop();
+  }
 
   bool repeat(const Txn& txn);
   bool finish(SourceTask task);

@@ -16,13 +16,16 @@ void Machine::committed() {
     for (const Part* p : ranks_of(replica)) s_.out.push_back({p->member, p->incarnation});
   }
   // A call that ended in doubt has returned; the round goes on by itself.
-  if (s_.call && !r.reported) enter(Stage::kApplying);
-  else s_.stage = s_.call ? Stage::kJoining : Stage::kIdle;
+  if (s_.call && !r.reported)
+    enter(Stage::kApplying);
+  else
+    s_.stage = s_.call ? Stage::kJoining : Stage::kIdle;
   for (Part& p : r.parts) {
     const Seat seat{p.member, p.incarnation};
     if (s_.slots[p.member].incarnation != p.incarnation) continue;
     if (out(seat)) {
-      evict_again(s_.slots[p.member].connection, Error(Code::kPeerLost, "evicted from the membership").at_peer(name(p.member)));
+      evict_again(s_.slots[p.member].connection,
+                  Error(Code::kPeerLost, "evicted from the membership").at_peer(name(p.member)));
     } else {
       command(p);
     }
@@ -34,7 +37,9 @@ void Machine::committed() {
   for (Replica& replica : r.replicas)
     for (const Part* p : ranks_of(replica))
       if (live(replica) && s_.slots[p->member].incarnation != p->incarnation)
-        fail_replica(replica, Error(Code::kPeerLost, "was replaced by a new process").at_peer(name(p->member)).at_stage("decided"));
+        fail_replica(
+            replica,
+            Error(Code::kPeerLost, "was replaced by a new process").at_peer(name(p->member)).at_stage("decided"));
 }
 
 void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire::Gated&) {
@@ -55,6 +60,10 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
   // Only an Open makes it reopen, and that was sent after every rank's Applied was heard (or by a former coordinator).
   if (p == nullptr || !s_.round->committed || (!p->applied && !s_.round->recovered)) return void(++s_.dropped.old_txn);
   if (p->applied) p->applied->pause_ns = std::max(p->applied->pause_ns, m.pause_ns);
+  Slot& slot = s_.slots[member];
+  slot.holds = s_.round->version;
+  slot.heartbeat.state = wire::MemberState::kServing;
+  if (p->applied) slot.live = p->applied->counted;
   progressed(*p, Progressed::kReopened);
 }
 
@@ -64,24 +73,35 @@ void Machine::advance_replicas() {
   const Round& r = *s_.round;
   const bool settled = std::all_of(r.replicas.begin(), r.replicas.end(), [&](const Replica& x) {
     if (!live(x)) return x.out_told;
-    return std::all_of(r.parts.begin(), r.parts.end(), [&](const Part& p) { return is_source(p.member) || instance(p.member) != x.instance || p.at == Progressed::kReopened; });
+    return std::all_of(r.parts.begin(), r.parts.end(), [&](const Part& p) {
+      return is_source(p.member) || instance(p.member) != x.instance || p.at == Progressed::kReopened;
+    });
   });
-  const bool ending = std::any_of(s_.pending.begin(), s_.pending.end(), [](const Pending& p) { return p.purpose == Purpose::kEnd; });
+  const bool ending =
+      std::any_of(s_.pending.begin(), s_.pending.end(), [](const Pending& p) { return p.purpose == Purpose::kEnd; });
   if (settled && !ending) append(Purpose::kEnd, {EndRecord{r.record.txn}});
 }
 
 void Machine::advance_replica(Replica& replica) {
   const std::vector<Part*> ranks = ranks_of(replica);
-  auto all_at = [](const std::vector<Part*>& parts, Progressed at) { return std::all_of(parts.begin(), parts.end(), [&](const Part* p) { return p->at >= at; }); };
+  auto all_at = [](const std::vector<Part*>& parts, Progressed at) {
+    return std::all_of(parts.begin(), parts.end(), [&](const Part* p) { return p->at >= at; });
+  };
   if (all_at(ranks, Progressed::kReopened)) return;
   if (s_.now_ns > replica.gate_deadline_ns && !s_.reading_epoch) {
-    const Part* late = *std::min_element(ranks.begin(), ranks.end(), [](const Part* a, const Part* b) { return a->at < b->at; });
-    return fail_replica(replica, Error(Code::kTimeout, "has not applied within the gate deadline").at_peer(name(late->member)).at_stage("gated"));
+    const Part* late =
+        *std::min_element(ranks.begin(), ranks.end(), [](const Part* a, const Part* b) { return a->at < b->at; });
+    return fail_replica(replica, Error(Code::kTimeout, "has not applied within the gate deadline")
+                                     .at_peer(name(late->member))
+                                     .at_stage("gated"));
   }
   for (const Part* p : ranks) {
     const Slot& slot = s_.slots[p->member];
-    if (p->at >= Progressed::kReopened || slot.present() || s_.now_ns - slot.gone_ns <= s_.config.silence_ns || s_.reading_epoch) continue;
-    return fail_replica(replica, Error(Code::kPeerLost, "left after the commit").at_peer(name(p->member)).at_stage("decided"));
+    if (p->at >= Progressed::kReopened || slot.present() || s_.now_ns - slot.gone_ns <= s_.config.silence_ns ||
+        s_.reading_epoch)
+      continue;
+    return fail_replica(replica,
+                        Error(Code::kPeerLost, "left after the commit").at_peer(name(p->member)).at_stage("decided"));
   }
   if (!replica.copy_told && all_at(ranks, Progressed::kGated)) {
     replica.copy_told = true;
@@ -95,7 +115,11 @@ void Machine::advance_replica(Replica& replica) {
     if (p->applied) sum += p->applied->counted;
   }
   if (known && sum != s_.round->digest)
-    return fail_replica(replica, Error(Code::kMismatch, "the live bytes of replica " + std::to_string(replica.instance) + " are not those of the version").at_peer(name(ranks.front()->member)).at_stage("applied"));
+    return fail_replica(replica,
+                        Error(Code::kMismatch, "the live bytes of replica " + std::to_string(replica.instance) +
+                                                   " are not those of the version")
+                            .at_peer(name(ranks.front()->member))
+                            .at_stage("applied"));
   if (s_.config.barrier)
     for (const Replica& other : s_.round->replicas)
       if (live(other) && !all_at(ranks_of(other), Progressed::kGated)) return;
@@ -125,7 +149,8 @@ void Machine::evicted() {
     replica.out_told = true;
     for (const Part* p : ranks) {
       s_.out.push_back({p->member, p->incarnation});
-      if (s_.slots[p->member].incarnation == p->incarnation) evict_again(s_.slots[p->member].connection, *replica.failed);
+      if (s_.slots[p->member].incarnation == p->incarnation)
+        evict_again(s_.slots[p->member].connection, *replica.failed);
     }
   }
 }
@@ -133,7 +158,8 @@ void Machine::evicted() {
 void Machine::ended() {
   const Round& r = *s_.round;
   for (const Part& p : r.parts)
-    if (is_source(p.member) && s_.slots[p.member].incarnation == p.incarnation) send_member(p.member, r.record.txn, wire::End{wire::Outcome::kCommitted, r.version});
+    if (is_source(p.member) && s_.slots[p.member].incarnation == p.incarnation)
+      send_member(p.member, r.record.txn, wire::End{wire::Outcome::kCommitted, r.version});
   RoundResult out = result(wire::Outcome::kCommitted);
   const Txn txn = r.record.txn;
   const bool reported = r.reported || !s_.call;
@@ -171,8 +197,10 @@ RoundResult Machine::result(wire::Outcome outcome) const {
       if (is_source(p.member) || instance(p.member) != replica.instance) continue;
       opened = opened && p.at == Progressed::kReopened && live(replica);
       const bool gone = replica.evicted || (replica.failed && s_.config.continue_on_loss);
-      if (gone) out.evicted.push_back(s_.config.shape.name(p.member));
-      else if (p.at < Progressed::kReopened || replica.failed) out.missing.push_back(s_.config.shape.name(p.member));
+      if (gone)
+        out.evicted.push_back(s_.config.shape.name(p.member));
+      else if (p.at < Progressed::kReopened || replica.failed)
+        out.missing.push_back(s_.config.shape.name(p.member));
       if (p.applied) {
         out.max_pause_ns = std::max(out.max_pause_ns, p.applied->pause_ns);
         out.proof.placed_live += p.applied->proof.placed_live;

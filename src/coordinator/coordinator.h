@@ -1,4 +1,5 @@
-// Front header of coordinator: membership, rounds, two-phase commit, journal, status. It sees neither weights nor plans.
+// Front header of coordinator: membership, rounds, two-phase commit, journal, status. It sees neither weights nor
+// plans.
 #pragma once
 #include "coordinator/driver.h"
 #include "coordinator/journal.h"

@@ -156,8 +156,10 @@ RecordBody get(In& in, std::uint8_t kind) {
       r.digest.count = in.u64();
       return r;
     }
-    case 4: return AbortRecord{in.txn()};
-    default: return EndRecord{in.txn()};
+    case 4:
+      return AbortRecord{in.txn()};
+    default:
+      return EndRecord{in.txn()};
   }
 }
 
@@ -165,7 +167,9 @@ RecordBody get(In& in, std::uint8_t kind) {
 std::optional<std::span<const std::byte>> frame_at(std::span<const std::byte> bytes) {
   In in(bytes);
   const std::uint32_t magic = in.u32(), length = in.u32();
-  if (!in.ok() || magic != kMagic || length < kFrameHead + kHash || length % 8 != 0 || length > bytes.size() || length > kMaxFrame) return std::nullopt;
+  if (!in.ok() || magic != kMagic || length < kFrameHead + kHash || length % 8 != 0 || length > bytes.size() ||
+      length > kMaxFrame)
+    return std::nullopt;
   const auto frame = bytes.first(length);
   In tail(frame.last(kHash));
   if (tail.hash() != hash128(frame.first(length - kHash))) return std::nullopt;
@@ -196,7 +200,8 @@ void insert_sorted(std::vector<T>& v, const T& x) {
 
 Status apply_body(JournalState& s, Epoch epoch, const EpochRecord& r) {
   if (epoch <= s.epoch) return {};  // a coordinator that lost its place: nothing of it counts
-  if (s.epoch.value > 0 && (r.job != s.job || r.lineage != s.lineage || r.digest_seed != s.digest_seed)) return bad("an epoch changes the job or the lineage");
+  if (s.epoch.value > 0 && (r.job != s.job || r.lineage != s.lineage || r.digest_seed != s.digest_seed))
+    return bad("an epoch changes the job or the lineage");
   s.epoch = epoch;
   s.job = r.job;
   s.lineage = r.lineage;
@@ -204,14 +209,17 @@ Status apply_body(JournalState& s, Epoch epoch, const EpochRecord& r) {
   return {};
 }
 Status apply_body(JournalState& s, Epoch, const BeginRecord& r) {
-  if (s.open && s.open_committed) return bad("round " + r.txn.to_string() + " begins before " + s.open->txn.to_string() + " ended");
+  if (s.open && s.open_committed)
+    return bad("round " + r.txn.to_string() + " begins before " + s.open->txn.to_string() + " ended");
   if (r.txn.counter <= s.counter || r.number <= s.number) return bad("round " + r.txn.to_string() + " reuses a number");
   s.counter = r.txn.counter;
   s.number = r.number;
   s.membership_epoch = std::max(s.membership_epoch, r.membership_epoch);
   s.open = r;
   s.open_committed = false;
-  std::erase_if(s.evicted, [&](const Seat& seat) { return std::find(r.members.begin(), r.members.end(), seat) != r.members.end(); });
+  std::erase_if(s.evicted, [&](const Seat& seat) {
+    return std::find(r.members.begin(), r.members.end(), seat) != r.members.end();
+  });
   return {};
 }
 Status apply_body(JournalState& s, Epoch, const EvictRecord& r) {
@@ -220,19 +228,22 @@ Status apply_body(JournalState& s, Epoch, const EvictRecord& r) {
   return {};
 }
 Status apply_body(JournalState& s, Epoch, const CommitRecord& r) {
-  if (!s.open || s.open->txn != r.txn || s.open_committed || r.version.number != s.open->number) return bad("commit of " + r.txn.to_string() + " without its open round");
+  if (!s.open || s.open->txn != r.txn || s.open_committed || r.version.number != s.open->number)
+    return bad("commit of " + r.txn.to_string() + " without its open round");
   s.open_committed = true;
   s.newest = r;
   insert_sorted(s.committed, r.txn);
   return {};
 }
 Status apply_body(JournalState& s, Epoch, const AbortRecord& r) {
-  if (!s.open || s.open->txn != r.txn || s.open_committed) return bad("abort of " + r.txn.to_string() + ", which is not open");
+  if (!s.open || s.open->txn != r.txn || s.open_committed)
+    return bad("abort of " + r.txn.to_string() + ", which is not open");
   s.open.reset();
   return {};
 }
 Status apply_body(JournalState& s, Epoch, const EndRecord& r) {
-  if (!s.open || s.open->txn != r.txn || !s.open_committed) return bad("end of " + r.txn.to_string() + ", which is not committed and open");
+  if (!s.open || s.open->txn != r.txn || !s.open_committed)
+    return bad("end of " + r.txn.to_string() + ", which is not committed and open");
   s.open.reset();
   s.open_committed = false;
   return {};
@@ -282,7 +293,9 @@ Result<JournalState> recover(std::span<const std::byte> bytes, const Hash128& jo
   // Every append is synced before the next, so only the last one may be torn. An intact frame behind the damage means
   // that acknowledged records are lost.
   for (std::size_t later = at + 8; later + kFrameHead + kHash <= bytes.size(); later += 8)
-    if (frame_at(bytes.subspan(later))) return bad("damaged at byte " + std::to_string(at) + ", with intact records behind it at byte " + std::to_string(later));
+    if (frame_at(bytes.subspan(later)))
+      return bad("damaged at byte " + std::to_string(at) + ", with intact records behind it at byte " +
+                 std::to_string(later));
   if (state.epoch.value > 0 && job != Hash128{} && state.job != job)
     return Error(Code::kMismatch, "journal: belongs to job " + state.job.hex() + ", not to " + job.hex());
   state.valid_bytes = static_cast<std::int64_t>(at);

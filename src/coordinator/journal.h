@@ -1,6 +1,6 @@
-// The coordinator's journal: the only durable state of a job. Append-only frames of records, each with length, epoch and
-// hash; a torn tail is cut, a frame of a lower epoch after a higher one is ignored (C13, C14). *pure*: the driver does
-// the I/O.
+// The coordinator's journal: the only durable state of a job. Append-only frames of records, each with length, epoch
+// and hash; a torn tail is cut, a frame of a lower epoch after a higher one is ignored (C13, C14). *pure*: the driver
+// does the I/O.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -71,17 +71,17 @@ struct JournalState {
   Hash128 job;
   Lineage lineage;
   std::uint64_t digest_seed = 0;
-  Epoch epoch;                          // highest seen; 0: empty journal
-  std::uint64_t counter = 0;            // highest txn counter of any epoch
-  std::uint64_t number = 0;             // highest version number ever begun
+  Epoch epoch;                // highest seen; 0: empty journal
+  std::uint64_t counter = 0;  // highest txn counter of any epoch
+  std::uint64_t number = 0;   // highest version number ever begun
   std::uint64_t membership_epoch = 0;
-  std::optional<CommitRecord> newest;   // newest commit
-  std::vector<Txn> committed;           // ascending
-  std::optional<BeginRecord> open;      // last round begun and not ended: undecided, or committed and unfinished
+  std::optional<CommitRecord> newest;  // newest commit
+  std::vector<Txn> committed;          // ascending
+  std::optional<BeginRecord> open;     // last round begun and not ended: undecided, or committed and unfinished
   bool open_committed = false;
-  std::vector<Seat> evicted;            // of any round; ascending
-  std::int64_t valid_bytes = 0;         // cut the file here before appending
-  std::int64_t torn_bytes = 0;          // what was cut
+  std::vector<Seat> evicted;     // of any round; ascending
+  std::int64_t valid_bytes = 0;  // cut the file here before appending
+  std::int64_t torn_bytes = 0;   // what was cut
   friend bool operator==(const JournalState&, const JournalState&) = default;
 };
 

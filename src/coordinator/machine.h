@@ -84,7 +84,9 @@ class Machine {
   void advance_verifies();
 
   template <typename M>
-  void receive(std::uint32_t, const wire::Envelope&, const M&) { ++s_.dropped.unexpected; }
+  void receive(std::uint32_t, const wire::Envelope&, const M&) {
+    ++s_.dropped.unexpected;
+  }
 
   // Shared.
   void stop(Error reason);
@@ -101,7 +103,9 @@ class Machine {
   bool live(const Replica& r) const { return !r.evicted && !r.failed; }
   void progressed(Part& part, Progressed at);
   bool out(const Seat& seat) const;
-  bool here(std::uint32_t member) const { return s_.slots[member].present() && !out({member, s_.slots[member].incarnation}); }
+  bool here(std::uint32_t member) const {
+    return s_.slots[member].present() && !out({member, s_.slots[member].incarnation});
+  }
 
   State& s_;
   std::vector<Action> todo_;

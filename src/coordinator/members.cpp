@@ -5,24 +5,42 @@
 
 namespace refit::coordinator {
 
-void Machine::refuse(std::uint32_t connection, Error error, bool hello_again) { send(connection, {}, wire::Refused{std::move(error), hello_again}); }
+void Machine::refuse(std::uint32_t connection, Error error, bool hello_again) {
+  send(connection, {}, wire::Refused{std::move(error), hello_again});
+}
 
-void Machine::evict_again(std::uint32_t connection, const Error& reason) { send(connection, {}, wire::Evict{s_.journal.membership_epoch, reason}); }
+void Machine::evict_again(std::uint32_t connection, const Error& reason) {
+  send(connection, {}, wire::Evict{s_.journal.membership_epoch, reason});
+}
 
 void Machine::hello(std::uint32_t connection, const wire::Envelope& e, const wire::Hello& h) {
   const auto member = s_.config.shape.slot(e.name());
-  if (!member) return refuse(connection, Error(Code::kInvalid, "this job has no place for " + e.who()).at_peer(e.who()), false);
+  if (!member)
+    return refuse(connection, Error(Code::kInvalid, "this job has no place for " + e.who()).at_peer(e.who()), false);
   if (h.lineage != Lineage{} && h.lineage != s_.journal.lineage)
-    return refuse(connection, Error(Code::kMismatch, "holds weights of lineage " + h.lineage.hex() + ", this job is " + s_.journal.lineage.hex()).at_peer(e.who()), false);
+    return refuse(connection,
+                  Error(Code::kMismatch,
+                        "holds weights of lineage " + h.lineage.hex() + ", this job is " + s_.journal.lineage.hex())
+                      .at_peer(e.who()),
+                  false);
   for (std::uint32_t other = 0; other < s_.slots.size(); ++other) {
     const Slot& o = s_.slots[other];
-    if (other == *member || is_source(other) != is_source(*member) || !o.present() || o.hello.layout_digest == h.layout_digest) continue;
-    return refuse(connection, Error(Code::kMismatch, "layout " + h.layout_digest.hex() + " differs from " + o.hello.layout_digest.hex() + " of " + name(other)).at_peer(e.who()), false);
+    if (other == *member || is_source(other) != is_source(*member) || !o.present() ||
+        o.hello.layout_digest == h.layout_digest)
+      continue;
+    return refuse(connection,
+                  Error(Code::kMismatch, "layout " + h.layout_digest.hex() + " differs from " +
+                                             o.hello.layout_digest.hex() + " of " + name(other))
+                      .at_peer(e.who()),
+                  false);
   }
   Slot& slot = s_.slots[*member];
   const bool same_process = slot.incarnation == e.incarnation;
+  // Overtaken by something newer of the same process: it may say Fenced of a rank that has been repaired since.
+  if (same_process && e.sequence < slot.sequence) return void(++s_.dropped.unexpected);
   if (slot.present() && !same_process)
-    return refuse(connection, Error(Code::kBusy, "the place of " + e.who() + " is held by another process").at_peer(e.who()), true);
+    return refuse(connection,
+                  Error(Code::kBusy, "the place of " + e.who() + " is held by another process").at_peer(e.who()), true);
   // An evicted incarnation comes back only when it has fenced itself (C16).
   const Seat seat{*member, e.incarnation};
   if (out(seat)) {
@@ -30,13 +48,17 @@ void Machine::hello(std::uint32_t connection, const wire::Envelope& e, const wir
       return evict_again(connection, Error(Code::kPeerLost, "evicted from the membership").at_peer(e.who()));
     std::erase(s_.out, seat);
   }
-  if (!same_process && slot.incarnation.value != 0) lost(*member, Error(Code::kPeerLost, "was replaced by a new process").at_peer(e.who()));
+  if (!same_process && slot.incarnation.value != 0)
+    lost(*member, Error(Code::kPeerLost, "was replaced by a new process").at_peer(e.who()));
   if (slot.present() && slot.connection != connection) s_.by_connection.erase(slot.connection);
   slot.connection = connection;
   slot.incarnation = e.incarnation;
   slot.heard_ns = s_.now_ns;
-  slot.hello = h;
   if (!same_process) slot.inside = {}, slot.heartbeat = {}, slot.ready = false, slot.sequence = 0;
+  slot.hello = h;
+  slot.heartbeat.state = h.state;
+  slot.holds = h.last;
+  slot.live = h.live;
   slot.sequence = std::max(slot.sequence, e.sequence);
   s_.by_connection[connection] = *member;
   s_.highest_number = std::max(s_.highest_number, h.last.number);
@@ -72,8 +94,11 @@ std::optional<std::uint32_t> Machine::sender(std::uint32_t connection, const wir
 
 void Machine::on(const Gone& e) {
   const auto at = s_.by_connection.find(e.connection);
-  if (at != s_.by_connection.end()) leave(at->second, Error(Code::kPeerLost, "the connection broke").at_peer(name(at->second)));
-  std::erase_if(s_.verifies, [&](const VerifyCall& call) { return call.connection == e.connection && call.connection != kNoConnection; });
+  if (at != s_.by_connection.end())
+    leave(at->second, Error(Code::kPeerLost, "the connection broke").at_peer(name(at->second)));
+  std::erase_if(s_.verifies, [&](const VerifyCall& call) {
+    return call.connection == e.connection && call.connection != kNoConnection;
+  });
 }
 
 void Machine::receive(std::uint32_t member, const wire::Envelope&, const wire::Goodbye& m) {
@@ -93,7 +118,9 @@ void Machine::leave(std::uint32_t member, Error reason) {
 void Machine::watch_silence() {
   for (std::uint32_t member = 0; member < s_.slots.size(); ++member)
     if (s_.slots[member].present() && s_.now_ns - s_.slots[member].heard_ns > s_.config.silence_ns)
-      leave(member, Error(Code::kPeerLost, "sent nothing for " + std::to_string(s_.config.silence_ns / 1'000'000) + " ms").at_peer(name(member)));
+      leave(member,
+            Error(Code::kPeerLost, "sent nothing for " + std::to_string(s_.config.silence_ns / 1'000'000) + " ms")
+                .at_peer(name(member)));
 }
 
 void Machine::receive(std::uint32_t member, const wire::Envelope&, const wire::Ready& m) {
@@ -135,7 +162,8 @@ void Machine::settle(std::uint32_t member, const Txn& inside) {
   send_member(member, inside, wire::End{wire::Outcome::kCommitted, s_.journal.newest->version});
 }
 
-// ---- layout epochs ----------------------------------------------------------------------------------------------------
+// ---- layout epochs
+// ----------------------------------------------------------------------------------------------------
 
 // Members that could make a round now: all, or with `continue` once the join deadline is over, the complete replicas.
 std::vector<std::uint32_t> Machine::viable() const {
@@ -167,7 +195,10 @@ void Machine::configure_if_needed() {
   Hasher h;
   for (std::uint32_t m : seats) {
     const Slot& slot = s_.slots[m];
-    h.add_u64(m).add_u64(slot.incarnation.value).add_u64(slot.hello.layout_digest.hi).add_u64(slot.hello.layout_digest.lo);
+    h.add_u64(m)
+        .add_u64(slot.incarnation.value)
+        .add_u64(slot.hello.layout_digest.hi)
+        .add_u64(slot.hello.layout_digest.lo);
     h.add_u64(slot.hello.card.size()).add(slot.hello.card);
   }
   const Hash128 roster = h.finish();
@@ -186,7 +217,9 @@ void Machine::configure(std::vector<std::uint32_t> seats) {
   for (std::uint32_t m : seats) {
     Slot& slot = s_.slots[m];
     (is_source(m) ? c.source_layout : c.target_layout) = slot.hello.layout;
-    if (!is_source(m)) c.staging_bytes = c.staging_bytes == 0 ? slot.hello.staging_bytes : std::min(c.staging_bytes, slot.hello.staging_bytes);
+    if (!is_source(m))
+      c.staging_bytes =
+          c.staging_bytes == 0 ? slot.hello.staging_bytes : std::min(c.staging_bytes, slot.hello.staging_bytes);
     c.roster.push_back({m, s_.config.shape.name(m), slot.incarnation, slot.hello.card});
   }
   for (Slot& slot : s_.slots) slot.ready = false, slot.refused.clear();
@@ -202,7 +235,8 @@ void Machine::configure(std::vector<std::uint32_t> seats) {
 std::optional<Error> Machine::unready() const {
   if (s_.round) {
     for (const Part& p : s_.round->parts)
-      if (!is_source(p.member) && p.at < Progressed::kReopened) return Error(Code::kTimeout, "the last round is not finished").at_peer(name(p.member)).at_stage("applied");
+      if (!is_source(p.member) && p.at < Progressed::kReopened)
+        return Error(Code::kTimeout, "the last round is not finished").at_peer(name(p.member)).at_stage("applied");
     return Error(Code::kTimeout, "the last round is not finished").at_stage("applied");
   }
   const std::vector<std::uint32_t> seats = viable();
@@ -215,7 +249,10 @@ std::optional<Error> Machine::unready() const {
     if (!slot.refused.empty()) return slot.refused.front();
     if (!slot.ready) return Error(Code::kTimeout, "has not planned").at_peer(name(m)).at_stage("plan");
     if (slot.plan != s_.slots[s_.seated.front()].plan)
-      return Error(Code::kMismatch, "made plan " + slot.plan.hex() + ", " + name(s_.seated.front()) + " made " + s_.slots[s_.seated.front()].plan.hex()).at_peer(name(m)).at_stage("plan");
+      return Error(Code::kMismatch, "made plan " + slot.plan.hex() + ", " + name(s_.seated.front()) + " made " +
+                                        s_.slots[s_.seated.front()].plan.hex())
+          .at_peer(name(m))
+          .at_stage("plan");
   }
   if (s_.seated.empty()) return Error(Code::kPeerLost, "nobody has joined").at_stage("begin");
   return std::nullopt;

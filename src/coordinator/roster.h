@@ -26,14 +26,16 @@ struct Slot {
   Incarnation incarnation;                   // of the present or the last holder; 0: never held
   wire::Hello hello;                         // as last said
   std::int64_t heard_ns = 0;
-  std::uint64_t sequence = 0;                // highest heard of this incarnation
+  std::uint64_t sequence = 0;  // highest heard of this incarnation
   wire::Heartbeat heartbeat;
-  Txn inside;                                // round it last said to be in
-  std::int64_t gone_ns = 0;                  // since when nobody is here
-  std::int64_t configured_ns = 0;            // when Configure was last sent
-  bool ready = false;                        // Ready for the current layout epoch
+  Version holds;                      // applied (target) as last said
+  std::optional<wire::Digest4> live;  // its folded digest
+  Txn inside;                      // round it last said to be in
+  std::int64_t gone_ns = 0;        // since when nobody is here
+  std::int64_t configured_ns = 0;  // when Configure was last sent
+  bool ready = false;              // Ready for the current layout epoch
   PlanId plan;
-  std::vector<Error> refused;                // PlanRefused for the current layout epoch
+  std::vector<Error> refused;  // PlanRefused for the current layout epoch
   bool present() const { return connection != kNoConnection; }
 };
 

@@ -8,7 +8,10 @@ namespace refit::coordinator {
 void Machine::on(const BeginRound& e) {
   if (s_.stage != Stage::kIdle) {
     RoundResult r;
-    r.error = s_.stage == Stage::kStopped ? *s_.stopped : Error(Code::kBusy, s_.call ? "a round is in hand" : "the coordinator is opening its journal").at_peer("coordinator");
+    r.error = s_.stage == Stage::kStopped
+                  ? *s_.stopped
+                  : Error(Code::kBusy, s_.call ? "a round is in hand" : "the coordinator is opening its journal")
+                        .at_peer("coordinator");
     if (s_.journal.newest) r.version = s_.journal.newest->version;
     todo_.push_back(Report{std::move(r)});
     return;
@@ -22,7 +25,8 @@ void Machine::on(const BeginRound& e) {
 void Machine::begin_if_ready() {
   if (s_.stage != Stage::kJoining || s_.reading_epoch) return;
   if (const auto why = unready()) {
-    const bool refused = std::any_of(s_.seated.begin(), s_.seated.end(), [&](std::uint32_t m) { return !s_.slots[m].refused.empty(); });
+    const bool refused =
+        std::any_of(s_.seated.begin(), s_.seated.end(), [&](std::uint32_t m) { return !s_.slots[m].refused.empty(); });
     // With `continue` the complete replicas get as long again to plan without the others.
     const std::int64_t limit = s_.join_deadline_ns + (s_.config.continue_on_loss ? s_.config.join_ns : 0);
     if (s_.now_ns <= limit && !(refused && !s_.round && !s_.config.continue_on_loss)) return;
@@ -56,8 +60,13 @@ void Machine::begun() {
   Round& r = *s_.round;
   todo_.push_back(Observe{Phase::kBegin, r.record.txn});
   const std::int64_t left = r.total_deadline_ns - s_.now_ns - s_.config.margin_ns;
-  r.begin = {r.record.number, r.record.layout_epoch, r.record.plan, s_.call->step, s_.call->proof,
-             std::max<std::int64_t>(1, s_.call->stall_ns - s_.config.margin_ns), std::max<std::int64_t>(1, left)};
+  r.begin = {r.record.number,
+             r.record.layout_epoch,
+             r.record.plan,
+             s_.call->step,
+             s_.call->proof,
+             std::max<std::int64_t>(1, s_.call->stall_ns - s_.config.margin_ns),
+             std::max<std::int64_t>(1, left)};
   enter(Stage::kSealing);
   for (Part& p : r.parts) command(p);
   // Who left while the record was on its way to the disk?
@@ -72,24 +81,31 @@ void Machine::enter(Stage stage) {
   for (Part& p : s_.round->parts) p.progress_ns = s_.now_ns, p.sent_ns = 0;
 }
 
-// ---- what members say -------------------------------------------------------------------------------------------------
+// ---- what members say
+// -------------------------------------------------------------------------------------------------
 
 void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire::Sealed& m) {
   Part* p = part(member, e.txn);
-  if (p == nullptr || s_.stage != Stage::kSealing || !is_source(member) || p->at != Progressed::kBegun) return void(++s_.dropped.old_txn);
+  if (p == nullptr || s_.stage != Stage::kSealing || !is_source(member) || p->at != Progressed::kBegun)
+    return void(++s_.dropped.old_txn);
   Round& r = *s_.round;
-  auto mismatch = [&](const std::string& what) { abort(Error(Code::kMismatch, what).at_peer(name(member)).at_stage("seal")); };
-  if (r.begin.step && *r.begin.step != m.step) return mismatch("published step " + std::to_string(m.step) + " instead of " + std::to_string(*r.begin.step));
+  auto mismatch = [&](const std::string& what) {
+    abort(Error(Code::kMismatch, what).at_peer(name(member)).at_stage("seal"));
+  };
+  if (r.begin.step && *r.begin.step != m.step)
+    return mismatch("published step " + std::to_string(m.step) + " instead of " + std::to_string(*r.begin.step));
   for (const Part& other : r.parts) {
     if (!is_source(other.member) || other.at < Progressed::kSealed) continue;
     if (other.sealed.step != m.step || other.sealed.weight_set != m.weight_set)
-      return mismatch("published step " + std::to_string(m.step) + " of '" + m.weight_set + "', " + name(other.member) + " published step " +
-                      std::to_string(other.sealed.step) + " of '" + other.sealed.weight_set + "'");
+      return mismatch("published step " + std::to_string(m.step) + " of '" + m.weight_set + "', " + name(other.member) +
+                      " published step " + std::to_string(other.sealed.step) + " of '" + other.sealed.weight_set + "'");
     break;
   }
   for (const wire::GroupDigest& g : m.groups) {
     const auto [at, first] = r.groups.try_emplace(g.group, g.digest, member);
-    if (!first && at->second.first != g.digest) return mismatch("owners " + name(at->second.second) + " and " + name(member) + " hold different bytes of the same boxes");
+    if (!first && at->second.first != g.digest)
+      return mismatch("owners " + name(at->second.second) + " and " + name(member) +
+                      " hold different bytes of the same boxes");
   }
   p->sealed = m;
   progressed(*p, Progressed::kSealed);
@@ -97,7 +113,8 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
 
 void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire::Staged& m) {
   Part* p = part(member, e.txn);
-  if (p == nullptr || s_.stage != Stage::kStaging || is_source(member) || p->at >= Progressed::kVoted) return void(++s_.dropped.old_txn);
+  if (p == nullptr || s_.stage != Stage::kStaging || is_source(member) || p->at >= Progressed::kVoted)
+    return void(++s_.dropped.old_txn);
   p->staged = m;
   progressed(*p, p->yes ? Progressed::kVoted : Progressed::kStaged);
 }
@@ -107,7 +124,8 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
   const bool open = s_.stage == Stage::kSealing || s_.stage == Stage::kStaging || s_.stage == Stage::kSourceVotes;
   if (p == nullptr || !open || p->at >= Progressed::kVoted) return void(++s_.dropped.old_txn);
   if (!m.yes) return lost(member, Error(*m.error).at_peer(name(member)).at_stage(std::string(to_string(s_.stage))));
-  if (is_source(member) ? s_.stage != Stage::kSourceVotes : s_.stage != Stage::kStaging) return void(++s_.dropped.unexpected);
+  if (is_source(member) ? s_.stage != Stage::kSourceVotes : s_.stage != Stage::kStaging)
+    return void(++s_.dropped.unexpected);
   p->yes = true;
   if (is_source(member) || p->staged) progressed(*p, Progressed::kVoted);
 }
@@ -117,14 +135,19 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
   if (p == nullptr) return void(++s_.dropped.old_txn);
   Error error = Error(m.error).at_peer(name(member)).at_stage(std::string(to_string(m.phase)));
   if (!s_.round->committed) return lost(member, std::move(error));
-  if (Replica* r = replica_of(member); r != nullptr && live(*r) && p->at < Progressed::kReopened) fail_replica(*r, std::move(error));
+  if (Replica* r = replica_of(member); r != nullptr && live(*r) && p->at < Progressed::kReopened)
+    fail_replica(*r, std::move(error));
 }
 
-// ---- transitions ------------------------------------------------------------------------------------------------------
+// ---- transitions
+// ------------------------------------------------------------------------------------------------------
 
 void Machine::advance_round() {
   Round& r = *s_.round;
-  auto sources_at = [&](Progressed at) { return std::all_of(r.parts.begin(), r.parts.end(), [&](const Part& p) { return !is_source(p.member) || p.at >= at; }); };
+  auto sources_at = [&](Progressed at) {
+    return std::all_of(r.parts.begin(), r.parts.end(),
+                       [&](const Part& p) { return !is_source(p.member) || p.at >= at; });
+  };
   if (s_.stage == Stage::kSealing && sources_at(Progressed::kSealed)) {
     r.digest = {};
     for (const Part& p : r.parts)
@@ -158,15 +181,21 @@ bool Machine::replica_staged(Replica& replica) {
   }
   if (sum == s_.round->digest) return true;
   const std::uint32_t first = ranks_of(replica).front()->member;
-  lost(first, Error(Code::kMismatch, "replica " + std::to_string(replica.instance) + " staged other values than the sources sealed").at_peer(name(first)).at_stage("staged"));
+  lost(first, Error(Code::kMismatch,
+                    "replica " + std::to_string(replica.instance) + " staged other values than the sources sealed")
+                  .at_peer(name(first))
+                  .at_stage("staged"));
   return false;
 }
 
 void Machine::decide() {
   Round& r = *s_.round;
-  const auto yes = static_cast<std::uint32_t>(std::count_if(r.replicas.begin(), r.replicas.end(), [&](const Replica& x) { return live(x); }));
+  const auto yes = static_cast<std::uint32_t>(
+      std::count_if(r.replicas.begin(), r.replicas.end(), [&](const Replica& x) { return live(x); }));
   if (yes < std::max<std::uint32_t>(1, s_.config.min_targets) && s_.config.continue_on_loss)
-    return abort(Error(Code::kPeerLost, std::to_string(yes) + " replicas voted yes, `refit.min_targets` is " + std::to_string(s_.config.min_targets)).at_stage("voted"));
+    return abort(Error(Code::kPeerLost, std::to_string(yes) + " replicas voted yes, `refit.min_targets` is " +
+                                            std::to_string(s_.config.min_targets))
+                     .at_stage("voted"));
   const Part& source = r.parts.front();
   r.version = {s_.journal.lineage, r.record.number, wire::fold(r.digest), source.sealed.step};
   std::vector<RecordBody> bodies;
@@ -187,7 +216,8 @@ void Machine::lost(std::uint32_t member, Error error) {
   if (!in || s_.stage == Stage::kBegin) return;
   if (r.committed || s_.stage == Stage::kDeciding) {
     // The decision stands or is on its way to the disk; its replica is repaired by the next round.
-    if (Replica* replica = is_source(member) ? nullptr : replica_of(member); replica != nullptr && r.committed && live(*replica)) {
+    if (Replica* replica = is_source(member) ? nullptr : replica_of(member);
+        replica != nullptr && r.committed && live(*replica)) {
       const auto p = std::find_if(r.parts.begin(), r.parts.end(), [&](const Part& x) { return x.member == member; });
       if (p->at < Progressed::kReopened) fail_replica(*replica, std::move(error));
     }
@@ -196,7 +226,8 @@ void Machine::lost(std::uint32_t member, Error error) {
   const wire::Heartbeat& beat = s_.slots[member].heartbeat;
   // The setters change it in place; assigning their result to itself would empty it.
   static_cast<void>(std::move(error).at_peer(name(member)).at_stage(std::string(to_string(s_.stage))));
-  if (!beat.bucket.empty() && s_.slots[member].inside == r.record.txn) static_cast<void>(std::move(error).at_bucket(beat.bucket));
+  if (!beat.bucket.empty() && s_.slots[member].inside == r.record.txn)
+    static_cast<void>(std::move(error).at_bucket(beat.bucket));
   if (is_source(member) || !s_.config.continue_on_loss) return abort(std::move(error));
   Replica* replica = replica_of(member);
   if (!live(*replica)) return;
@@ -219,18 +250,23 @@ void Machine::abort(Error error) {
   report(std::move(out));
 }
 
-// ---- time -------------------------------------------------------------------------------------------------------------
+// ---- time
+// -------------------------------------------------------------------------------------------------------------
 
 bool Machine::awaited(const Part& p) const {
   switch (s_.stage) {
-    case Stage::kSealing: return is_source(p.member) && p.at < Progressed::kSealed;
-    case Stage::kSourceVotes: return is_source(p.member) && p.at < Progressed::kVoted;
+    case Stage::kSealing:
+      return is_source(p.member) && p.at < Progressed::kSealed;
+    case Stage::kSourceVotes:
+      return is_source(p.member) && p.at < Progressed::kVoted;
     case Stage::kStaging: {
       if (is_source(p.member) || p.at >= Progressed::kVoted) return false;
       const auto& all = s_.round->replicas;
-      return std::any_of(all.begin(), all.end(), [&](const Replica& r) { return r.instance == instance(p.member) && live(r); });
+      return std::any_of(all.begin(), all.end(),
+                         [&](const Replica& r) { return r.instance == instance(p.member) && live(r); });
     }
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -238,7 +274,8 @@ bool Machine::awaited(const Part& p) const {
 const Part* Machine::awaited_longest(std::int64_t stall_ns) const {
   const Part* worst = nullptr;
   for (const Part& p : s_.round->parts)
-    if (awaited(p) && s_.now_ns - p.progress_ns >= stall_ns && (worst == nullptr || p.progress_ns < worst->progress_ns)) worst = &p;
+    if (awaited(p) && s_.now_ns - p.progress_ns >= stall_ns && (worst == nullptr || p.progress_ns < worst->progress_ns))
+      worst = &p;
   return worst;
 }
 
@@ -247,7 +284,8 @@ void Machine::watch_deadlines() {
   Round& r = *s_.round;
   const bool over = s_.now_ns > r.total_deadline_ns;
   if (r.committed) {
-    if (over) report_incomplete(Error(Code::kTimeout, "the call reached its deadline after the commit").at_stage("applied"));
+    if (over)
+      report_incomplete(Error(Code::kTimeout, "the call reached its deadline after the commit").at_stage("applied"));
     return;
   }
   if (s_.stage == Stage::kDeciding || s_.stage == Stage::kBegin) {
@@ -264,8 +302,10 @@ void Machine::watch_deadlines() {
   }
   if (const Part* late = over ? awaited_longest(0) : awaited_longest(s_.call->stall_ns)) {
     const wire::Heartbeat beat = s_.slots[late->member].heartbeat;
-    Error error(Code::kTimeout, over ? "the round reached its deadline" : "no progress within the stall deadline of " + std::to_string(s_.call->stall_ns / 1'000'000) +
-                                                                               " ms, " + std::to_string(beat.buckets_done) + " buckets done");
+    Error error(Code::kTimeout, over ? "the round reached its deadline"
+                                     : "no progress within the stall deadline of " +
+                                           std::to_string(s_.call->stall_ns / 1'000'000) + " ms, " +
+                                           std::to_string(beat.buckets_done) + " buckets done");
     lost(late->member, std::move(error));
   }
 }
@@ -284,21 +324,26 @@ void Machine::command(Part& p) {
     if (!inside) send_member(p.member, txn, r.begin);
     wire::Lend lend;
     for (const Part& s : r.parts)
-      if (is_source(s.member)) lend.sources.push_back({s.member, s.incarnation, s.sealed.descriptor, s.sealed.manifest_bytes, s.sealed.manifest_hash});
+      if (is_source(s.member))
+        lend.sources.push_back(
+            {s.member, s.incarnation, s.sealed.descriptor, s.sealed.manifest_bytes, s.sealed.manifest_hash});
     return send_member(p.member, txn, std::move(lend));
   }
   if (is_source(p.member)) return send_member(p.member, txn, wire::Committed{r.version});
   const Replica& replica = *replica_of(p.member);
   if (p.at >= Progressed::kApplied && replica.open_told) return send_member(p.member, txn, wire::Open{});
   if (p.at == Progressed::kGated && replica.copy_told) return send_member(p.member, txn, wire::Copy{});
-  if (p.at < Progressed::kGated) send_member(p.member, txn, wire::Gate{r.version, std::max<std::int64_t>(1, replica.gate_deadline_ns - s_.now_ns)});
+  if (p.at < Progressed::kGated)
+    send_member(p.member, txn, wire::Gate{r.version, std::max<std::int64_t>(1, replica.gate_deadline_ns - s_.now_ns)});
 }
 
 void Machine::resend() {
   if (s_.stage == Stage::kIdle || s_.stage == Stage::kJoining)
     for (std::uint32_t m : s_.seated) {
       Slot& slot = s_.slots[m];
-      if (slot.ready || !slot.refused.empty() || !here(m) || s_.now_ns - slot.configured_ns < s_.config.resend_ns || s_.round) continue;
+      if (slot.ready || !slot.refused.empty() || !here(m) || s_.now_ns - slot.configured_ns < s_.config.resend_ns ||
+          s_.round)
+        continue;
       slot.configured_ns = s_.now_ns;
       send_member(m, {}, s_.configure);
     }
@@ -307,7 +352,8 @@ void Machine::resend() {
     if (s_.now_ns - p.sent_ns < s_.config.resend_ns) continue;
     const Replica* replica = is_source(p.member) ? nullptr : replica_of(p.member);
     const bool post = s_.round->committed && replica != nullptr && live(*replica) && p.at < Progressed::kReopened;
-    const bool uninformed = s_.stage == Stage::kSealing && !is_source(p.member) && s_.slots[p.member].inside != s_.round->record.txn && live(*replica);
+    const bool uninformed = s_.stage == Stage::kSealing && !is_source(p.member) &&
+                            s_.slots[p.member].inside != s_.round->record.txn && live(*replica);
     if (post || uninformed || (!s_.round->committed && awaited(p))) command(p);
   }
 }

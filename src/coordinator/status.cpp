@@ -14,11 +14,15 @@ using Json = nlohmann::ordered_json;
 std::string dump(const Json& j) { return j.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 Json error_json(const Error& e) {
-  return {{"code", to_string(e.code)}, {"peer", e.peer}, {"stage", e.stage}, {"bucket", e.bucket}, {"tensor", e.tensor}, {"message", e.message}};
+  return {{"code", to_string(e.code)}, {"peer", e.peer},     {"stage", e.stage},
+          {"bucket", e.bucket},        {"tensor", e.tensor}, {"message", e.message}};
 }
 std::string digest_hex(const wire::Digest4& d) { return wire::fold(d).hex(); }
 Json proof_json(const wire::ProofCounts& p) {
-  return {{"placed_staged", p.placed_staged}, {"placed_live", p.placed_live}, {"handed_over", p.handed_over}, {"probed", p.probed}};
+  return {{"placed_staged", p.placed_staged},
+          {"placed_live", p.placed_live},
+          {"handed_over", p.handed_over},
+          {"probed", p.probed}};
 }
 std::string_view word_name(wire::Word w) {
   return w == wire::Word::kNone ? "none" : w == wire::Word::kCopying ? "copying" : "applied";
@@ -26,10 +30,14 @@ std::string_view word_name(wire::Word w) {
 
 Json member_json(const State& s, std::uint32_t m) {
   const Slot& slot = s.slots[m];
-  const wire::MemberState state = slot.heartbeat.progress > 0 || slot.inside.counter > 0 || slot.present() ? slot.heartbeat.state : slot.hello.state;
-  Json j{{"name", s.config.shape.name(m).to_string()}, {"member", m}, {"incarnation", slot.incarnation.value}, {"connected", slot.present()}};
-  j["state"] = slot.present() ? Json(wire::to_string(state)) : Json(nullptr);
+  Json j{{"name", s.config.shape.name(m).to_string()},
+         {"member", m},
+         {"incarnation", slot.incarnation.value},
+         {"connected", slot.present()}};
+  j["state"] = slot.present() ? Json(wire::to_string(slot.heartbeat.state)) : Json(nullptr);
   j["silent_ns"] = slot.present() ? Json(s.now_ns - slot.heard_ns) : Json(nullptr);
+  j["version"] = slot.holds.number;
+  j["digest"] = slot.live ? Json(digest_hex(*slot.live)) : Json(nullptr);
   j["buckets_done"] = slot.heartbeat.buckets_done;
   j["bytes_done"] = slot.heartbeat.bytes_done;
   return j;
@@ -41,13 +49,20 @@ std::string_view replica_state(const State& s, std::uint32_t instance) {
   wire::MemberState worst = wire::MemberState::kServing;
   auto weight = [](wire::MemberState m) {
     switch (m) {
-      case wire::MemberState::kFenced: return 6;
-      case wire::MemberState::kEmpty: return 5;
-      case wire::MemberState::kLagging: return 4;
-      case wire::MemberState::kReceiving: return 3;
-      case wire::MemberState::kVoted: return 2;
-      case wire::MemberState::kApplying: return 1;
-      default: return 0;
+      case wire::MemberState::kFenced:
+        return 6;
+      case wire::MemberState::kEmpty:
+        return 5;
+      case wire::MemberState::kLagging:
+        return 4;
+      case wire::MemberState::kReceiving:
+        return 3;
+      case wire::MemberState::kVoted:
+        return 2;
+      case wire::MemberState::kApplying:
+        return 1;
+      default:
+        return 0;
     }
   };
   for (std::uint32_t r = 0; r < shape.target_ranks; ++r) {
@@ -56,6 +71,15 @@ std::string_view replica_state(const State& s, std::uint32_t instance) {
     if (weight(state) > weight(worst)) worst = state;
   }
   return wire::to_string(worst);
+}
+
+// The version that all its ranks hold; 0 when they hold none or different ones.
+std::uint64_t replica_version(const State& s, std::uint32_t instance) {
+  const Shape& shape = s.config.shape;
+  const std::uint32_t first = shape.sources() + instance * shape.target_ranks;
+  for (std::uint32_t m = first; m < first + shape.target_ranks; ++m)
+    if (!s.slots[m].present() || s.slots[m].holds != s.slots[first].holds) return 0;
+  return s.slots[first].holds.number;
 }
 
 Json result_json(const RoundResult& r) {
@@ -69,8 +93,12 @@ Json result_json(const RoundResult& r) {
 }  // namespace
 
 std::string status_json(const State& s) {
-  Json j{{"lineage", s.journal.lineage.hex()}, {"epoch", s.epoch.value}, {"membership_epoch", s.journal.membership_epoch},
-         {"layout_epoch", s.layout_epoch.value}, {"plan", s.plan.hex()}, {"stage", to_string(s.stage)}};
+  Json j{{"lineage", s.journal.lineage.hex()},
+         {"epoch", s.epoch.value},
+         {"membership_epoch", s.journal.membership_epoch},
+         {"layout_epoch", s.layout_epoch.value},
+         {"plan", s.plan.hex()},
+         {"stage", to_string(s.stage)}};
   j["version"] = nullptr;
   if (s.journal.newest) {
     const Version& v = s.journal.newest->version;
@@ -80,11 +108,12 @@ std::string status_json(const State& s) {
   j["members"] = Json::array();
   for (std::uint32_t m = 0; m < s.slots.size(); ++m) j["members"].push_back(member_json(s, m));
   j["replicas"] = Json::array();
-  for (std::uint32_t i = 0; i < s.config.shape.target_instances; ++i) j["replicas"].push_back({{"instance", i}, {"state", replica_state(s, i)}});
+  for (std::uint32_t i = 0; i < s.config.shape.target_instances; ++i)
+    j["replicas"].push_back({{"instance", i}, {"state", replica_state(s, i)}, {"version", replica_version(s, i)}});
   j["last"] = s.last ? result_json(*s.last) : Json(nullptr);
   const Dropped& d = s.dropped;
-  j["dropped"] = {{"foreign_job", d.foreign_job}, {"wrong_party", d.wrong_party}, {"old_epoch", d.old_epoch},
-                  {"old_incarnation", d.old_incarnation}, {"old_txn", d.old_txn}, {"unexpected", d.unexpected}};
+  j["dropped"] = {{"foreign_job", d.foreign_job},         {"wrong_party", d.wrong_party}, {"old_epoch", d.old_epoch},
+                  {"old_incarnation", d.old_incarnation}, {"old_txn", d.old_txn},         {"unexpected", d.unexpected}};
   j["stopped"] = s.stopped ? error_json(*s.stopped) : Json(nullptr);
   return dump(j);
 }
@@ -96,7 +125,9 @@ bool proves(const State& s, const VerifyCall& call) {
   if (!s.journal.newest || call.reports.empty()) return false;
   std::map<std::uint32_t, wire::Digest4> sums;
   for (const auto& [member, report] : call.reports) {
-    if (!report || !report->errors.empty() || report->version != s.journal.newest->version || report->word.word != wire::Word::kApplied) return false;
+    if (!report || !report->errors.empty() || report->version != s.journal.newest->version ||
+        report->word.word != wire::Word::kApplied)
+      return false;
     sums[s.config.shape.name(member).instance] += report->counted;
   }
   return std::all_of(sums.begin(), sums.end(), [&](const auto& one) { return one.second == s.journal.newest->digest; });
@@ -134,7 +165,8 @@ std::string verify_json(const State& s, const VerifyCall& call) {
 }
 
 void Machine::client(std::uint32_t connection, const wire::Envelope& e) {
-  if (const auto* status = std::get_if<wire::StatusRequest>(&e.message)) return send(connection, {}, wire::StatusReply{status->request, true, status_json(s_)});
+  if (const auto* status = std::get_if<wire::StatusRequest>(&e.message))
+    return send(connection, {}, wire::StatusReply{status->request, true, status_json(s_)});
   const auto* verify = std::get_if<wire::VerifyRequest>(&e.message);
   if (verify == nullptr) return void(++s_.dropped.wrong_party);
   VerifyCall call;
@@ -188,8 +220,10 @@ void Machine::advance_verifies() {
     }
     const std::string json = verify_json(s_, call);
     const bool ok = proves(s_, call);
-    if (call.connection == kNoConnection) todo_.push_back(Verdict{call.request, json, ok});
-    else send(call.connection, {}, wire::StatusReply{call.request, ok, json});
+    if (call.connection == kNoConnection)
+      todo_.push_back(Verdict{call.request, json, ok});
+    else
+      send(call.connection, {}, wire::StatusReply{call.request, ok, json});
     s_.verifies.erase(s_.verifies.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }

@@ -9,14 +9,16 @@
 namespace refit::coordinator {
 
 std::string_view to_string(Stage stage) {
-  static constexpr std::array<std::string_view, 10> kNames = {"opening", "idle", "joining", "begin", "seal", "transfer", "source votes",
-                                                              "deciding", "applying", "stopped"};
+  static constexpr std::array<std::string_view, 10> kNames = {
+      "opening", "idle", "joining", "begin", "seal", "transfer", "source votes", "deciding", "applying", "stopped"};
   return kNames[static_cast<std::size_t>(stage)];
 }
 
 std::optional<std::uint32_t> Shape::slot(const MemberName& n) const {
-  if (n.role == Role::kSource && n.instance < source_instances && n.rank < source_ranks) return n.instance * source_ranks + n.rank;
-  if (n.role == Role::kTarget && n.instance < target_instances && n.rank < target_ranks) return sources() + n.instance * target_ranks + n.rank;
+  if (n.role == Role::kSource && n.instance < source_instances && n.rank < source_ranks)
+    return n.instance * source_ranks + n.rank;
+  if (n.role == Role::kTarget && n.instance < target_instances && n.rank < target_ranks)
+    return sources() + n.instance * target_ranks + n.rank;
   return std::nullopt;
 }
 
@@ -58,7 +60,8 @@ Round unfinished(const Config& config, const JournalState& journal, std::int64_t
       r.replicas.push_back(replica);
     }
     if (out) {
-      r.replicas.back().failed = Error(Code::kPeerLost, "evicted before the coordinator restarted").at_peer(config.shape.name(seat.member).to_string());
+      r.replicas.back().failed = Error(Code::kPeerLost, "evicted before the coordinator restarted")
+                                     .at_peer(config.shape.name(seat.member).to_string());
       r.replicas.back().out_told = true;
     }
   }
@@ -69,13 +72,14 @@ Round unfinished(const Config& config, const JournalState& journal, std::int64_t
 
 bool same(const State& a, const State& b) {
   auto key = [](const State& s) {
-    return std::tie(s.stage, s.journal, s.highest_number, s.epoch, s.by_connection, s.layout_epoch, s.roster, s.seated, s.plan, s.out, s.call,
-                    s.round, s.pending, s.reading_epoch);
+    return std::tie(s.stage, s.journal, s.highest_number, s.epoch, s.by_connection, s.layout_epoch, s.roster, s.seated,
+                    s.plan, s.out, s.call, s.round, s.pending, s.reading_epoch);
   };
   return key(a) == key(b) && std::equal(a.slots.begin(), a.slots.end(), b.slots.begin(), b.slots.end(), same_slot);
 }
 
-Step start(Config config, const JournalState& recovered, const Lineage& fresh_lineage, std::uint64_t fresh_seed, std::int64_t now_ns) {
+Step start(Config config, const JournalState& recovered, const Lineage& fresh_lineage, std::uint64_t fresh_seed,
+           std::int64_t now_ns) {
   Step out;
   State& s = out.state;
   s.config = std::move(config);
@@ -89,7 +93,8 @@ Step start(Config config, const JournalState& recovered, const Lineage& fresh_li
   if (recovered.open && recovered.open_committed) s.round = unfinished(s.config, recovered, now_ns);
   const bool fresh = recovered.epoch.value == 0;
   std::vector<RecordBody> bodies;
-  bodies.push_back(EpochRecord{s.config.job, fresh ? fresh_lineage : recovered.lineage, fresh ? fresh_seed : recovered.digest_seed});
+  bodies.push_back(
+      EpochRecord{s.config.job, fresh ? fresh_lineage : recovered.lineage, fresh ? fresh_seed : recovered.digest_seed});
   // Presumed abort: a round without a decision in the journal has none and will never have another (invariant 4).
   if (recovered.open && !recovered.open_committed) bodies.push_back(AbortRecord{recovered.open->txn});
   Machine machine(s);
@@ -144,7 +149,9 @@ void Machine::on(const Tick&) {
 }
 
 void Machine::on(const EpochRead& e) {
-  if (e.highest > s_.epoch) return stop(Error(Code::kMismatch, "a coordinator of epoch " + std::to_string(e.highest.value) + " has taken over"));
+  if (e.highest > s_.epoch)
+    return stop(
+        Error(Code::kMismatch, "a coordinator of epoch " + std::to_string(e.highest.value) + " has taken over"));
   s_.reading_epoch = false;
 }
 
@@ -164,12 +171,19 @@ void Machine::on(const Appended& e) {
   for (const Record& r : done.records)
     if (Status applied = apply(s_.journal, r); !applied.ok()) return stop(std::move(applied).error());
   switch (done.purpose) {
-    case Purpose::kOpen: s_.stage = Stage::kIdle; return;
-    case Purpose::kBegin: return begun();
-    case Purpose::kCommit: return committed();
-    case Purpose::kAbort: return;
-    case Purpose::kEvict: return evicted();
-    case Purpose::kEnd: return ended();
+    case Purpose::kOpen:
+      s_.stage = Stage::kIdle;
+      return;
+    case Purpose::kBegin:
+      return begun();
+    case Purpose::kCommit:
+      return committed();
+    case Purpose::kAbort:
+      return;
+    case Purpose::kEvict:
+      return evicted();
+    case Purpose::kEnd:
+      return ended();
   }
 }
 
@@ -180,8 +194,8 @@ void Machine::on(const AppendFailed& e) {
   // The record may or may not be there: nobody is told either way, only reading decides (C14).
   if (s_.call && s_.round && !s_.round->reported) {
     RoundResult r = result(purpose == Purpose::kCommit || deciding() ? wire::Outcome::kInDoubt
-                           : s_.round->committed                      ? wire::Outcome::kCommittedIncomplete
-                                                                      : wire::Outcome::kAborted);
+                           : s_.round->committed                     ? wire::Outcome::kCommittedIncomplete
+                                                                     : wire::Outcome::kAborted);
     r.error = error;
     report(std::move(r));
   }
@@ -190,7 +204,9 @@ void Machine::on(const AppendFailed& e) {
 
 void Machine::stop(Error reason) {
   if (s_.call) {
-    RoundResult r = result(deciding() ? wire::Outcome::kInDoubt : s_.round && s_.round->committed ? wire::Outcome::kCommittedIncomplete : wire::Outcome::kAborted);
+    RoundResult r = result(deciding()                        ? wire::Outcome::kInDoubt
+                           : s_.round && s_.round->committed ? wire::Outcome::kCommittedIncomplete
+                                                             : wire::Outcome::kAborted);
     r.error = reason;
     report(std::move(r));
   }
@@ -208,7 +224,8 @@ void Machine::on(const Received& e) {
   const auto* hello_message = std::get_if<wire::Hello>(&env.message);
   const bool our_lineage = hello_message == nullptr || hello_message->lineage == s_.journal.lineage;
   if (env.epoch > s_.epoch && our_lineage)
-    return stop(Error(Code::kMismatch, "member follows a coordinator of epoch " + std::to_string(env.epoch.value)).at_peer(env.who()));
+    return stop(Error(Code::kMismatch, "member follows a coordinator of epoch " + std::to_string(env.epoch.value))
+                    .at_peer(env.who()));
   if (hello_message != nullptr) return hello(e.connection, env, *hello_message);
   const auto member = sender(e.connection, env);
   if (!member) return;
@@ -217,7 +234,8 @@ void Machine::on(const Received& e) {
   s_.slots[*member].sequence = std::max(s_.slots[*member].sequence, env.sequence);
 }
 
-// ---- shared -----------------------------------------------------------------------------------------------------------
+// ---- shared
+// -----------------------------------------------------------------------------------------------------------
 
 void Machine::send(std::uint32_t connection, const Txn& txn, wire::Message message) {
   if (connection == kNoConnection) return;
@@ -231,7 +249,9 @@ void Machine::send(std::uint32_t connection, const Txn& txn, wire::Message messa
   todo_.push_back(Send{connection, std::move(e)});
 }
 
-void Machine::send_member(std::uint32_t member, const Txn& txn, wire::Message message) { send(s_.slots[member].connection, txn, std::move(message)); }
+void Machine::send_member(std::uint32_t member, const Txn& txn, wire::Message message) {
+  send(s_.slots[member].connection, txn, std::move(message));
+}
 
 Part* Machine::part(std::uint32_t member, const Txn& txn) {
   if (!s_.round || s_.round->record.txn != txn) return nullptr;

@@ -1,8 +1,8 @@
 // The coordinator's step function: membership, layout epochs, rounds. Pure; total; actions are data.
 //
-// One round: begin (journaled) → sources Sealed → Lend → targets Staged and voted → ReadersDone → sources voted → commit
-// journaled → per replica Gate, Copy, Open → End. Nothing about a decision is told before its record is durable; when an
-// append fails the coordinator stops without telling either way and recovers by reading (C14). Presumed abort.
+// One round: begin (journaled) → sources Sealed → Lend → targets Staged and voted → ReadersDone → sources voted →
+// commit journaled → per replica Gate, Copy, Open → End. Nothing about a decision is told before its record is durable;
+// when an append fails the coordinator stops without telling either way and recovers by reading (C14). Presumed abort.
 // All commands are repeated until answered and members answer repeats alike: the network may lose, double and reorder.
 #pragma once
 #include <cstdint>
@@ -23,11 +23,11 @@ namespace refit::coordinator {
 struct Config {
   Hash128 job;
   Shape shape;
-  Incarnation incarnation;           // of the coordinator's process
-  bool barrier = false;              // `refit.commit`: no gate opens before all are shut
-  bool continue_on_loss = false;     // `refit.on_target_loss`
-  std::uint32_t min_targets = 1;     // replicas, with continue
-  std::string options_json = "{}";   // opaque; every member plans with it
+  Incarnation incarnation;                  // of the coordinator's process
+  bool barrier = false;                     // `refit.commit`: no gate opens before all are shut
+  bool continue_on_loss = false;            // `refit.on_target_loss`
+  std::uint32_t min_targets = 1;            // replicas, with continue
+  std::string options_json = "{}";          // opaque; every member plans with it
   std::int64_t resend_ns = 200'000'000;     // an unanswered command is repeated after this
   std::int64_t silence_ns = 5'000'000'000;  // no message for this long: the member counts as gone (L4)
   std::int64_t gap_ns = 2'000'000'000;      // a local loop gap beyond this re-arms deadlines and evicts nobody (L2)
@@ -46,20 +46,22 @@ struct RoundResult {
   std::vector<MemberName> missing;  // committed_incomplete: members that have not applied w
   std::vector<MemberName> evicted;  // with continue
   std::int64_t max_pause_ns = 0;
-  wire::ProofCounts proof;          // summed over targets
+  wire::ProofCounts proof;  // summed over targets
   // Every member of the journaled membership applied it: is_stale may clear.
   bool all_applied = false;
 };
 
 enum class Stage : std::uint8_t {
-  kOpening,   // epoch record not durable yet: nothing is accepted
-  kIdle,      // between rounds
-  kJoining,   // a call waits for members, plans, or the finish of the last round
-  kBegin,     // begin record not durable yet
-  kSealing, kStaging, kSourceVotes,
+  kOpening,  // epoch record not durable yet: nothing is accepted
+  kIdle,     // between rounds
+  kJoining,  // a call waits for members, plans, or the finish of the last round
+  kBegin,    // begin record not durable yet
+  kSealing,
+  kStaging,
+  kSourceVotes,
   kDeciding,  // commit record not durable yet
   kApplying,
-  kStopped    // an append failed or a higher epoch exists: recover by reading
+  kStopped  // an append failed or a higher epoch exists: recover by reading
 };
 std::string_view to_string(Stage stage);
 
@@ -71,37 +73,37 @@ struct Part {
   Incarnation incarnation;
   Progressed at = Progressed::kBegun;
   bool yes = false;
-  wire::Sealed sealed;                // source
-  std::optional<wire::Staged> staged; // target
+  wire::Sealed sealed;                 // source
+  std::optional<wire::Staged> staged;  // target
   std::optional<wire::Applied> applied;
   std::uint64_t progress = 0;
-  std::int64_t progress_ns = 0;       // when it last rose
-  std::int64_t sent_ns = 0;           // when the outstanding command was last sent
+  std::int64_t progress_ns = 0;  // when it last rose
+  std::int64_t sent_ns = 0;      // when the outstanding command was last sent
   friend bool operator==(const Part&, const Part&) = default;
 };
 
 struct Replica {
   std::uint32_t instance = 0;
-  bool evicted = false;               // before the decision, with continue
-  std::optional<Error> failed;        // after the decision: fenced, to be repaired by the next round
+  bool evicted = false;         // before the decision, with continue
+  std::optional<Error> failed;  // after the decision: fenced, to be repaired by the next round
   bool copy_told = false, open_told = false;
   std::int64_t gate_deadline_ns = 0;
-  bool out_told = false;              // its eviction is durable
+  bool out_told = false;  // its eviction is durable
   friend bool operator==(const Replica&, const Replica&) = default;
 };
 
 struct Round {
   BeginRecord record;
   wire::Begin begin;
-  Version version;                    // set at the decision
-  wire::Digest4 digest;               // sum of the sources' numbers
-  std::vector<Part> parts;            // ascending by member
+  Version version;          // set at the decision
+  wire::Digest4 digest;     // sum of the sources' numbers
+  std::vector<Part> parts;  // ascending by member
   std::vector<Replica> replicas;
   std::map<Hash128, std::pair<wire::Digest4, std::uint32_t>> groups;  // replica group → digest, first owner (C10)
   std::int64_t stage_since_ns = 0, total_deadline_ns = 0;
   bool committed = false, recovered = false;
-  bool reported = false;              // the call has returned; finishing goes on
-  std::optional<Error> error;         // first error
+  bool reported = false;       // the call has returned; finishing goes on
+  std::optional<Error> error;  // first error
   friend bool operator==(const Round&, const Round&) = default;
 };
 
@@ -135,8 +137,8 @@ struct Pending {
 struct State {
   Config config;
   Stage stage = Stage::kOpening;
-  JournalState journal;               // as durable
-  std::uint64_t highest_number = 0;   // journal's, begun and members' (C18)
+  JournalState journal;              // as durable
+  std::uint64_t highest_number = 0;  // journal's, begun and members' (C18)
   Epoch epoch;
   std::vector<Slot> slots;
   std::map<std::uint32_t, std::uint32_t> by_connection;  // connection → member
@@ -149,14 +151,14 @@ struct State {
   std::vector<Seat> out;              // evicted incarnations that have not come back fenced or empty
   std::optional<BeginRound> call;     // a call in hand
   std::int64_t call_since_ns = 0, join_deadline_ns = 0;
-  std::optional<Round> round;         // in hand, or committed and unfinished
-  std::vector<Pending> pending;       // appends that are not durable yet, in order
+  std::optional<Round> round;    // in hand, or committed and unfinished
+  std::vector<Pending> pending;  // appends that are not durable yet, in order
   std::uint64_t tickets = 0;
   std::vector<VerifyCall> verifies;
   std::uint64_t nonces = 0;
   std::optional<RoundResult> last;
   std::optional<Error> stopped;
-  bool reading_epoch = false;         // after a loop gap: nothing is decided until the journal was re-read (L2)
+  bool reading_epoch = false;  // after a loop gap: nothing is decided until the journal was re-read (L2)
   std::int64_t now_ns = 0, last_tick_ns = 0;
   Dropped dropped;
 };
@@ -164,13 +166,29 @@ struct State {
 bool same(const State& a, const State& b);
 
 // ---- events ---------------------------------------------------------------------------------------------------------
-struct Received { std::uint32_t connection; wire::Envelope envelope; };
-struct Gone { std::uint32_t connection; };
-struct Tick {};                                  // at least every resend_ns
-struct Appended { std::uint64_t ticket; };       // durable
-struct AppendFailed { std::uint64_t ticket; Error error; };
-struct EpochRead { Epoch highest; };             // answer to ReadEpoch
-struct AskVerify { std::uint64_t request; wire::Domain domain; std::int64_t timeout_ns; };  // by the driver itself
+struct Received {
+  std::uint32_t connection;
+  wire::Envelope envelope;
+};
+struct Gone {
+  std::uint32_t connection;
+};
+struct Tick {};  // at least every resend_ns
+struct Appended {
+  std::uint64_t ticket;
+};  // durable
+struct AppendFailed {
+  std::uint64_t ticket;
+  Error error;
+};
+struct EpochRead {
+  Epoch highest;
+};  // answer to ReadEpoch
+struct AskVerify {
+  std::uint64_t request;
+  wire::Domain domain;
+  std::int64_t timeout_ns;
+};  // by the driver itself
 using EventKind = std::variant<Received, Gone, Tick, Appended, AppendFailed, EpochRead, BeginRound, AskVerify>;
 struct Event {
   std::int64_t now_ns = 0;
@@ -178,16 +196,37 @@ struct Event {
 };
 
 // ---- actions --------------------------------------------------------------------------------------------------------
-struct Send { std::uint32_t connection; wire::Envelope envelope; };
-// Append encode(records), sync, and feed Appended or AppendFailed back. One after another, in this order; after a failure
-// nothing more is appended. `reserve_bytes` > 0: File::reserve first.
-struct Append { std::uint64_t ticket; std::vector<Record> records; std::int64_t reserve_bytes = 0; };
-struct ReadEpoch {};                             // re-read the highest epoch in the journal → EpochRead
-struct Report { RoundResult result; };           // the call returns this
-struct Finished { Txn txn; bool all_applied; };  // a round that was reported incomplete came to its end later
-struct Verdict { std::uint64_t request; std::string json; bool ok; };  // answer to AskVerify
-struct Observe { Phase phase; Txn txn; };
-struct Stop { Error reason; };                   // close the journal; a new start recovers by reading
+struct Send {
+  std::uint32_t connection;
+  wire::Envelope envelope;
+};
+// Append encode(records), sync, and feed Appended or AppendFailed back. One after another, in this order; after a
+// failure nothing more is appended. `reserve_bytes` > 0: File::reserve first.
+struct Append {
+  std::uint64_t ticket;
+  std::vector<Record> records;
+  std::int64_t reserve_bytes = 0;
+};
+struct ReadEpoch {};  // re-read the highest epoch in the journal → EpochRead
+struct Report {
+  RoundResult result;
+};  // the call returns this
+struct Finished {
+  Txn txn;
+  bool all_applied;
+};  // a round that was reported incomplete came to its end later
+struct Verdict {
+  std::uint64_t request;
+  std::string json;
+  bool ok;
+};  // answer to AskVerify
+struct Observe {
+  Phase phase;
+  Txn txn;
+};
+struct Stop {
+  Error reason;
+};  // close the journal; a new start recovers by reading
 using Action = std::variant<Send, Append, ReadEpoch, Report, Finished, Verdict, Observe, Stop>;
 
 struct Step {
@@ -196,7 +235,8 @@ struct Step {
 };
 // `recovered` is recover()'s answer (empty journal: pass a fresh lineage and seed, used only then). The first action
 // appends the epoch record.
-Step start(Config config, const JournalState& recovered, const Lineage& fresh_lineage, std::uint64_t fresh_seed, std::int64_t now_ns);
+Step start(Config config, const JournalState& recovered, const Lineage& fresh_lineage, std::uint64_t fresh_seed,
+           std::int64_t now_ns);
 // Changes `state` in place (it holds layouts) and returns what to do, in order.
 std::vector<Action> step(State& state, const Event& event);
 

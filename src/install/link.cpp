@@ -6,7 +6,8 @@ bool accept(const Link& link, const Identity& self, const wire::Envelope& e, Ign
   if (e.job != self.job) return ++ignored.foreign_job, false;
   if (e.party != wire::Party::kCoordinator) return ++ignored.wrong_party, false;
   if (e.epoch < link.epoch) return ++ignored.old_epoch, false;
-  const bool admission = std::holds_alternative<wire::Welcome>(e.message) || std::holds_alternative<wire::Refused>(e.message) ||
+  const bool admission = std::holds_alternative<wire::Welcome>(e.message) ||
+                         std::holds_alternative<wire::Refused>(e.message) ||
                          std::holds_alternative<wire::Evict>(e.message);
   // Before Welcome nothing but admission counts, and a higher epoch must introduce itself by a Welcome.
   if (!admission && (!link.welcomed || e.epoch != link.epoch)) return ++ignored.unexpected, false;
@@ -16,7 +17,8 @@ bool accept(const Link& link, const Identity& self, const wire::Envelope& e, Ign
 
 bool take_welcome(Link& link, const wire::Envelope& e, const wire::Welcome& w) {
   if (link.lineage != Lineage{} && link.lineage != w.lineage) {
-    link.refused = Error(Code::kMismatch, "the coordinator follows lineage " + w.lineage.hex() + ", this process holds " + link.lineage.hex() +
+    link.refused = Error(Code::kMismatch, "the coordinator follows lineage " + w.lineage.hex() +
+                                              ", this process holds " + link.lineage.hex() +
                                               ": its journal was lost; restart this process to join as empty");
     link.rejected = true;
     return false;
@@ -49,7 +51,8 @@ bool take_configure(Link& link, const wire::Configure& c, bool& resend_ready) {
   return true;
 }
 
-wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, std::uint64_t sequence, wire::Message message) {
+wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, std::uint64_t sequence,
+                        wire::Message message) {
   wire::Envelope e;
   e.job = self.job;
   e.epoch = link.epoch;

@@ -28,17 +28,17 @@ struct Identity {
 
 struct Link {
   bool connected = false, welcomed = false;
-  Epoch epoch;                 // highest coordinator epoch heard; lower ones are refused (C13)
+  Epoch epoch;  // highest coordinator epoch heard; lower ones are refused (C13)
   std::uint32_t member = wire::kNoMember;
   Lineage lineage;
   std::uint64_t digest_seed = 0, membership_epoch = 0;
-  Version newest;       // newest committed version as of Welcome
-  LayoutEpoch layout_epoch;    // of the last Configure
-  PlanId plan;                 // set by plan_made
-  bool planned = false;        // plan of layout_epoch is ready
-  bool rejected = false;       // refused for good: no Hello until the next connection
+  Version newest;                // newest committed version as of Welcome
+  LayoutEpoch layout_epoch;      // of the last Configure
+  PlanId plan;                   // set by plan_made
+  bool planned = false;          // plan of layout_epoch is ready
+  bool rejected = false;         // refused for good: no Hello until the next connection
   std::optional<Error> refused;  // why the coordinator did not admit us, last heard
-  Txn seen;                    // highest round begun or closed here: an older or equal Begin is stale (C4)
+  Txn seen;                      // highest round begun or closed here: an older or equal Begin is stale (C4)
   friend bool operator==(const Link&, const Link&) = default;
 };
 
@@ -51,7 +51,8 @@ bool take_welcome(Link& link, const wire::Envelope& envelope, const wire::Welcom
 void take_refused(Link& link, const wire::Refused& refused);
 // A Configure of a newer layout epoch: true when a plan must be made now. `resend_ready` is set for a repeat.
 bool take_configure(Link& link, const wire::Configure& configure, bool& resend_ready);
-wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, std::uint64_t sequence, wire::Message message);
+wire::Envelope envelope(const Link& link, const Identity& self, const Txn& txn, std::uint64_t sequence,
+                        wire::Message message);
 // Hello or Heartbeat is due when nothing was sent for heartbeat_ns.
 bool beat_due(const Link& link, const Identity& self, std::int64_t sent_ns, std::int64_t now_ns);
 

@@ -16,16 +16,16 @@ wire::MemberState to_member_state(TargetPhase phase) { return static_cast<wire::
 static_assert(static_cast<int>(TargetPhase::kFenced) == static_cast<int>(wire::MemberState::kFenced));
 
 bool servable(const TargetState& s) {
-  const bool phase = s.phase == TargetPhase::kServing || s.phase == TargetPhase::kReceiving || s.phase == TargetPhase::kVoted ||
-                     (s.phase == TargetPhase::kLagging && s.config.serve_lagging);
+  const bool phase = s.phase == TargetPhase::kServing || s.phase == TargetPhase::kReceiving ||
+                     s.phase == TargetPhase::kVoted || (s.phase == TargetPhase::kLagging && s.config.serve_lagging);
   return phase && s.gate_open && s.word.word == wire::Word::kApplied;
 }
 
 bool same(const TargetState& a, const TargetState& b) {
   auto key = [](const TargetState& s) {
-    return std::tie(s.link, s.phase, s.rest, s.live, s.word, s.live_digest, s.gate_open, s.fenced, s.txn, s.begin, s.lent, s.staged, s.next,
-                    s.apply, s.applied, s.reopened, s.gate_since_ns, s.gate_deadline_ns, s.busy, s.stage_held, s.stage_txn, s.progress,
-                    s.verifying, s.verifying_word, s.left);
+    return std::tie(s.link, s.phase, s.rest, s.live, s.word, s.live_digest, s.gate_open, s.fenced, s.txn, s.begin,
+                    s.lent, s.staged, s.next, s.apply, s.applied, s.reopened, s.gate_since_ns, s.gate_deadline_ns,
+                    s.busy, s.stage_held, s.stage_txn, s.progress, s.verifying, s.verifying_word, s.left);
   };
   return key(a) == key(b);
 }
@@ -57,7 +57,8 @@ std::vector<TargetAction> step(TargetState& state, const TargetEvent& event, Ign
   return machine.take();
 }
 
-// ---- events from the driver -------------------------------------------------------------------------------------------
+// ---- events from the driver
+// -------------------------------------------------------------------------------------------
 
 void TargetMachine::on(const ConnectionUp&) {
   s_.link.connected = true;
@@ -74,7 +75,8 @@ void TargetMachine::on(const ConnectionDown&) {
 void TargetMachine::on(const Tick&) {
   // A gate that stays shut serves nobody: give up and be repaired (C2). Before the gate, no deadline frees a yes (C3).
   if (s_.phase == TargetPhase::kApplying && s_.now_ns > s_.gate_deadline_ns)
-    fence(Error(Code::kTimeout, "the gate was shut beyond its deadline").at_stage(std::string(to_string(phase_name()))));
+    fence(
+        Error(Code::kTimeout, "the gate was shut beyond its deadline").at_stage(std::string(to_string(phase_name()))));
   if (beat_due(s_.link, s_.config.self, s_.sent_ns, s_.now_ns)) beat();
 }
 
@@ -105,7 +107,8 @@ void TargetMachine::on(const Verified& e) {
   report_verify(e.nonce, e.domain, e.counted, e.proof, std::move(errors));
 }
 
-// ---- results of tasks -------------------------------------------------------------------------------------------------
+// ---- results of tasks
+// -------------------------------------------------------------------------------------------------
 
 bool TargetMachine::finish(Task task) {
   if ((s_.busy & bit(task)) == 0) return drop(), false;
@@ -139,7 +142,8 @@ void TargetMachine::on(const TaskFailed& e) {
     drop_stage();
     return vote_no(e.error);
   }
-  if (s_.phase == TargetPhase::kApplying && e.txn == s_.txn) fence(Error(e.error).at_stage(std::string(to_string(phase_name()))));
+  if (s_.phase == TargetPhase::kApplying && e.txn == s_.txn)
+    fence(Error(e.error).at_stage(std::string(to_string(phase_name()))));
   drop_stage();
 }
 
@@ -199,9 +203,11 @@ void TargetMachine::reopened() {
   send(txn, s_.reopened);
 }
 
-// ---- shared -----------------------------------------------------------------------------------------------------------
+// ---- shared
+// -----------------------------------------------------------------------------------------------------------
 
-// The shut gate fails closed at once; what the executor still does is told to end, and its stage is dropped when it has.
+// The shut gate fails closed at once; what the executor still does is told to end, and its stage is dropped when it
+// has.
 void TargetMachine::fence(Error reason) {
   const Txn txn = in_round() ? s_.txn : Txn{};
   const Phase phase = phase_name();
@@ -242,7 +248,8 @@ void TargetMachine::set_word(wire::Word word) {
 }
 
 Phase TargetMachine::phase_name() const {
-  static constexpr std::array<Phase, 6> kSteps = {Phase::kDecided, Phase::kGated, Phase::kCopying, Phase::kCopying, Phase::kApplied, Phase::kApplied};
+  static constexpr std::array<Phase, 6> kSteps = {Phase::kDecided, Phase::kGated,   Phase::kCopying,
+                                                  Phase::kCopying, Phase::kApplied, Phase::kApplied};
   if (s_.phase == TargetPhase::kApplying) return kSteps[static_cast<std::size_t>(s_.apply)];
   if (s_.phase == TargetPhase::kVoted) return Phase::kVoted;
   return s_.lent ? Phase::kTransfer : Phase::kBegin;
@@ -280,8 +287,8 @@ void TargetMachine::beat() {
   send(in_round() ? s_.txn : Txn{}, std::move(b));
 }
 
-void TargetMachine::report_verify(std::uint64_t nonce, wire::Domain domain, const wire::Digest4& counted, const wire::ProofCounts& proof,
-                                  std::vector<Error> errors) {
+void TargetMachine::report_verify(std::uint64_t nonce, wire::Domain domain, const wire::Digest4& counted,
+                                  const wire::ProofCounts& proof, std::vector<Error> errors) {
   if (errors.size() > wire::kMaxErrors) errors.resize(wire::kMaxErrors);
   send({}, wire::VerifyReport{nonce, domain, true, counted, s_.word, s_.live, proof, std::move(errors)});
 }

@@ -1,10 +1,11 @@
 // The target rank's step function: State × Event → State, actions. Pure: no I/O, clock, thread; total (an event that
-// doesn't fit leaves the state bit-equal and is counted). The driver performs the actions in the order given, on its own
-// threads where they take long, and feeds exactly one Done or Failed back per task, also for a cancelled one.
+// doesn't fit leaves the state bit-equal and is counted). The driver performs the actions in the order given, on its
+// own threads where they take long, and feeds exactly one Done or Failed back per task, also for a cancelled one.
 //
-// A rank votes yes when everything it was due is staged in the shadow and equal to what the sources sealed. From then on
-// only a decision (Gate or Abort of that txn), a higher epoch's abort, or the end of the process frees the stage: no
-// deadline does (C3). The live bytes change only between SetWord(copying) and SetWord(applied), with the gate shut (C5).
+// A rank votes yes when everything it was due is staged in the shadow and equal to what the sources sealed. From then
+// on only a decision (Gate or Abort of that txn), a higher epoch's abort, or the end of the process frees the stage: no
+// deadline does (C3). The live bytes change only between SetWord(copying) and SetWord(applied), with the gate shut
+// (C5).
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -42,25 +43,25 @@ struct TargetState {
   wire::CommitWord word;                   // mirror of the word beside the live bytes
   std::optional<wire::Digest4> live_digest;
   bool gate_open = false;
-  std::optional<Error> fenced;             // set exactly in Fenced (or when it rests there)
+  std::optional<Error> fenced;  // set exactly in Fenced (or when it rests there)
 
   // The round in hand: Receiving, Voted, Applying.
   Txn txn;
   wire::Begin begin;
-  bool lent = false;                       // Lend taken, staging started
-  wire::Staged staged;                     // valid from Voted on
-  Version next;                            // from Gate on
+  bool lent = false;    // Lend taken, staging started
+  wire::Staged staged;  // valid from Voted on
+  Version next;         // from Gate on
   ApplyStep apply = ApplyStep::kShutting;
-  wire::Applied applied;                   // valid from kApplied on; kept for repeats after reopening
+  wire::Applied applied;  // valid from kApplied on; kept for repeats after reopening
   wire::Reopened reopened;
   std::int64_t gate_since_ns = 0, gate_deadline_ns = 0;
 
-  std::uint32_t busy = 0;                  // bit per Task that has not reported yet
-  bool stage_held = false;                 // the shadow holds bytes of `txn` (or of an aborted one while busy)
-  Txn stage_txn;                           // whose bytes the shadow holds
-  wire::Heartbeat progress;                // last reported by the executor
-  std::optional<wire::Verify> verifying;   // in hand
-  wire::CommitWord verifying_word;         // as it was when the verification began
+  std::uint32_t busy = 0;                 // bit per Task that has not reported yet
+  bool stage_held = false;                // the shadow holds bytes of `txn` (or of an aborted one while busy)
+  Txn stage_txn;                          // whose bytes the shadow holds
+  wire::Heartbeat progress;               // last reported by the executor
+  std::optional<wire::Verify> verifying;  // in hand
+  wire::CommitWord verifying_word;        // as it was when the verification began
   // How this rank left its last round early; told again when the coordinator asks again.
   struct Left {
     Txn txn;
@@ -71,7 +72,7 @@ struct TargetState {
   };
   std::optional<Left> left;
   std::int64_t now_ns = 0, sent_ns = 0;
-  std::uint64_t sent = 0;                  // envelopes so far
+  std::uint64_t sent = 0;  // envelopes so far
 };
 // Everything but the clock, for "an old message leaves the state bit-equal".
 bool same(const TargetState& a, const TargetState& b);
@@ -85,38 +86,99 @@ struct Survived {
 };
 
 // ---- events ---------------------------------------------------------------------------------------------------------
-struct Received { wire::Envelope envelope; };
+struct Received {
+  wire::Envelope envelope;
+};
 struct ConnectionUp {};
 struct ConnectionDown {};
 struct Tick {};
-struct PlanMade { LayoutEpoch layout_epoch; PlanId plan; };
-struct PlanFailed { LayoutEpoch layout_epoch; std::vector<Error> errors; };
+struct PlanMade {
+  LayoutEpoch layout_epoch;
+  PlanId plan;
+};
+struct PlanFailed {
+  LayoutEpoch layout_epoch;
+  std::vector<Error> errors;
+};
 // kStage: counted digest of the staged bytes; kCopy: of the live bytes after the copy; others: empty.
-struct TaskDone { Task task; Txn txn; wire::Digest4 counted; wire::ProofCounts proof; };
-struct TaskFailed { Task task; Txn txn; Error error; };
-struct Progress { wire::Heartbeat now; };  // `state` is ignored
-struct Verified { std::uint64_t nonce; wire::Domain domain; wire::Digest4 counted; wire::ProofCounts proof; std::vector<Error> errors; };
+struct TaskDone {
+  Task task;
+  Txn txn;
+  wire::Digest4 counted;
+  wire::ProofCounts proof;
+};
+struct TaskFailed {
+  Task task;
+  Txn txn;
+  Error error;
+};
+struct Progress {
+  wire::Heartbeat now;
+};  // `state` is ignored
+struct Verified {
+  std::uint64_t nonce;
+  wire::Domain domain;
+  wire::Digest4 counted;
+  wire::ProofCounts proof;
+  std::vector<Error> errors;
+};
 
-using TargetEventKind = std::variant<Received, ConnectionUp, ConnectionDown, Tick, PlanMade, PlanFailed, TaskDone, TaskFailed, Progress, Verified>;
+using TargetEventKind = std::variant<Received, ConnectionUp, ConnectionDown, Tick, PlanMade, PlanFailed, TaskDone,
+                                     TaskFailed, Progress, Verified>;
 struct TargetEvent {
   std::int64_t now_ns = 0;
   TargetEventKind what;
 };
 
 // ---- actions --------------------------------------------------------------------------------------------------------
-struct Send { wire::Envelope envelope; };                    // to the coordinator; may be lost, repeats are the protocol's
-struct MakePlan { wire::Configure configure; };              // → PlanMade | PlanFailed
-struct StartStaging { Txn txn; wire::Begin begin; std::vector<wire::LendEntry> sources; };  // → kStage
-struct CancelStaging { Txn txn; };                           // ask the running kStage task to end soon; it still reports
-struct ShutGate { Txn txn; std::int64_t deadline_ns; };      // → kShutGate, when no request runs on the live bytes
-struct SetWord { wire::CommitWord word; Version version; };  // at once, before the next action; release order
-struct CopyShadowToLive { Txn txn; bool proof; };            // → kCopy, with the digest of the destination
-struct InvalidateCaches { Txn txn; Version version; };       // → kCaches: caches, derived tensors, label, stream order (C21)
-struct OpenGate { Txn txn; Version version; };               // → kOpenGate; the gate itself reads the word and fails closed
-struct Fence { Error reason; };                              // at once: the gate shuts; an OpenGate in flight fails
-struct DropStage { Txn txn; };                               // at once: the shadow is free
-struct RunVerify { std::uint64_t nonce; wire::Domain domain; };  // → Verified
-struct Observe { Phase phase; Txn txn; };                    // tell the observer; fault tests die in it
+struct Send {
+  wire::Envelope envelope;
+};  // to the coordinator; may be lost, repeats are the protocol's
+struct MakePlan {
+  wire::Configure configure;
+};  // → PlanMade | PlanFailed
+struct StartStaging {
+  Txn txn;
+  wire::Begin begin;
+  std::vector<wire::LendEntry> sources;
+};  // → kStage
+struct CancelStaging {
+  Txn txn;
+};  // ask the running kStage task to end soon; it still reports
+struct ShutGate {
+  Txn txn;
+  std::int64_t deadline_ns;
+};  // → kShutGate, when no request runs on the live bytes
+struct SetWord {
+  wire::CommitWord word;
+  Version version;
+};  // at once, before the next action; release order
+struct CopyShadowToLive {
+  Txn txn;
+  bool proof;
+};  // → kCopy, with the digest of the destination
+struct InvalidateCaches {
+  Txn txn;
+  Version version;
+};  // → kCaches: caches, derived tensors, label, stream order (C21)
+struct OpenGate {
+  Txn txn;
+  Version version;
+};  // → kOpenGate; the gate itself reads the word and fails closed
+struct Fence {
+  Error reason;
+};  // at once: the gate shuts; an OpenGate in flight fails
+struct DropStage {
+  Txn txn;
+};  // at once: the shadow is free
+struct RunVerify {
+  std::uint64_t nonce;
+  wire::Domain domain;
+};  // → Verified
+struct Observe {
+  Phase phase;
+  Txn txn;
+};  // tell the observer; fault tests die in it
 
 using TargetAction = std::variant<Send, MakePlan, StartStaging, CancelStaging, ShutGate, SetWord, CopyShadowToLive,
                                   InvalidateCaches, OpenGate, Fence, DropStage, RunVerify, Observe>;

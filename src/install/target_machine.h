@@ -42,7 +42,9 @@ class TargetMachine {
   void receive(const wire::Envelope& e, const wire::Evict& m);
   void receive(const wire::Envelope& e, const wire::Verify& m);
   template <typename M>
-  void receive(const wire::Envelope&, const M&) { drop(); }
+  void receive(const wire::Envelope&, const M&) {
+    drop();
+  }
 
   // Tells again what the coordinator did not hear: false when `txn` is none of ours.
   bool repeat(const Txn& txn);
@@ -63,7 +65,8 @@ class TargetMachine {
   void send(const Txn& txn, wire::Message message);
   void hello();
   void beat();
-  void report_verify(std::uint64_t nonce, wire::Domain domain, const wire::Digest4& counted, const wire::ProofCounts& proof, std::vector<Error> errors);
+  void report_verify(std::uint64_t nonce, wire::Domain domain, const wire::Digest4& counted,
+                     const wire::ProofCounts& proof, std::vector<Error> errors);
 
   TargetState& s_;
   Ignored& ignored_;

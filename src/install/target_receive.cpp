@@ -16,8 +16,8 @@ void TargetMachine::receive(const wire::Envelope& e, const wire::Welcome& m) {
     s_.phase = s_.rest = TargetPhase::kLagging;
     if (!s_.config.serve_lagging) {
       s_.gate_open = false;
-      todo_.push_back(Fence{Error(Code::kMismatch, "lagging: holds version " + std::to_string(s_.live.number) + ", the newest is " +
-                                                       std::to_string(m.newest.number))});
+      todo_.push_back(Fence{Error(Code::kMismatch, "lagging: holds version " + std::to_string(s_.live.number) +
+                                                       ", the newest is " + std::to_string(m.newest.number))});
     }
   }
   beat();
@@ -71,11 +71,14 @@ bool TargetMachine::repeat(const Txn& txn) {
 void TargetMachine::receive(const wire::Envelope& e, const wire::Begin& m) {
   if (repeat(e.txn)) return;
   if (e.txn <= s_.link.seen || e.txn.epoch > s_.link.epoch) return void(++ignored_.old_txn);
-  // A yes holds against any newer round: only its own decision frees it (C3). The coordinator learns of it by heartbeat.
+  // A yes holds against any newer round: only its own decision frees it (C3). The coordinator learns of it by
+  // heartbeat.
   if (s_.phase == TargetPhase::kVoted || s_.phase == TargetPhase::kApplying) return drop();
   if (s_.phase == TargetPhase::kReceiving) abort_round();
   if (s_.busy != 0) return drop();  // the last round's work has not ended: asked again soon
-  if (!s_.link.planned || m.layout_epoch != s_.link.layout_epoch || m.plan != s_.link.plan || m.number <= s_.live.number) return drop();
+  if (!s_.link.planned || m.layout_epoch != s_.link.layout_epoch || m.plan != s_.link.plan ||
+      m.number <= s_.live.number)
+    return drop();
   s_.link.seen = e.txn;
   s_.rest = s_.phase;
   s_.phase = TargetPhase::kReceiving;
@@ -151,7 +154,8 @@ void TargetMachine::receive(const wire::Envelope&, const wire::Evict& m) {
   if (m.membership_epoch <= s_.link.membership_epoch) return void(++ignored_.old_epoch);
   s_.link.membership_epoch = m.membership_epoch;
   s_.link.welcomed = false;
-  const bool holds_nothing = s_.phase == TargetPhase::kEmpty || (s_.phase == TargetPhase::kReceiving && s_.rest == TargetPhase::kEmpty);
+  const bool holds_nothing =
+      s_.phase == TargetPhase::kEmpty || (s_.phase == TargetPhase::kReceiving && s_.rest == TargetPhase::kEmpty);
   if (holds_nothing) {
     if (in_round()) abort_round();
   } else if (s_.phase != TargetPhase::kFenced) {
@@ -162,11 +166,14 @@ void TargetMachine::receive(const wire::Envelope&, const wire::Evict& m) {
 
 void TargetMachine::receive(const wire::Envelope&, const wire::Verify& m) {
   if (s_.verifying) return drop();
-  const bool holds = s_.phase == TargetPhase::kServing || s_.phase == TargetPhase::kLagging || s_.phase == TargetPhase::kVoted ||
-                     (s_.phase == TargetPhase::kReceiving && s_.rest != TargetPhase::kEmpty && s_.rest != TargetPhase::kFenced);
+  const bool holds =
+      s_.phase == TargetPhase::kServing || s_.phase == TargetPhase::kLagging || s_.phase == TargetPhase::kVoted ||
+      (s_.phase == TargetPhase::kReceiving && s_.rest != TargetPhase::kEmpty && s_.rest != TargetPhase::kFenced);
   if (!holds || s_.word.word != wire::Word::kApplied) {
     const std::string state(wire::to_string(to_member_state(s_.phase)));
-    return report_verify(m.nonce, m.domain, {}, {}, {Error(Code::kBusy, state + ": no applied version to verify").at_peer(s_.config.self.name.to_string())});
+    return report_verify(
+        m.nonce, m.domain, {}, {},
+        {Error(Code::kBusy, state + ": no applied version to verify").at_peer(s_.config.self.name.to_string())});
   }
   s_.verifying = m;
   s_.verifying_word = s_.word;

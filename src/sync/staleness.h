@@ -10,9 +10,9 @@ namespace refit::sync {
 
 struct Staleness {
   bool stale = true;
-  std::uint64_t marks = 0;     // mark_stale() calls so far
-  std::uint64_t covered = 0;   // marks that the round in hand covers
-  bool open = false;           // a round is in hand
+  std::uint64_t marks = 0;         // mark_stale() calls so far
+  std::uint64_t covered = 0;       // marks that the round in hand covers
+  bool open = false;               // a round is in hand
   std::uint64_t late_covered = 0;  // marks that the round left unfinished covers
   bool late = false;               // a committed (or doubtful) round was left unfinished
   friend bool operator==(const Staleness&, const Staleness&) = default;

@@ -20,7 +20,8 @@ Txn unpack(const fb::TxnId& txn);
 // `frame_bytes` bounds what the decoded message may hold: a table that is referred to twice can't multiply memory.
 Result<Message> unpack(const fb::Envelope& envelope, std::size_t frame_bytes);
 
-// Semantic checks of a decoded or to-be-encoded message: ranges, lengths, order, required pairs. kCorrupt names the field.
+// Semantic checks of a decoded or to-be-encoded message: ranges, lengths, order, required pairs. kCorrupt names the
+// field.
 Status check_message(const Message& message);
 Status check_envelope(const Envelope& envelope);
 

@@ -9,8 +9,8 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x4b425452;  // "RTBK"
 constexpr std::uint16_t kFormat = 1;
-// Magic 4, format 2, header bytes 2, job 16, txn 32, bucket 4, sender 4, incarnation 8, encoding 2, transform 2, group 4,
-// base 16, payload bytes 8, logical bytes 8, payload hash 16, reserved 16, header hash 16.
+// Magic 4, format 2, header bytes 2, job 16, txn 32, bucket 4, sender 4, incarnation 8, encoding 2, transform 2, group
+// 4, base 16, payload bytes 8, logical bytes 8, payload hash 16, reserved 16, header hash 16.
 constexpr std::size_t kHashAt = 144;
 static_assert(4 + 2 + 2 + 16 + 32 + 4 + 4 + 8 + 2 + 2 + 4 + 16 + 8 + 8 + 16 + 16 == kHashAt);
 static_assert(kHashAt + 16 == kBucketHeaderBytes && kBucketHeaderBytes % 8 == 0);
@@ -18,9 +18,11 @@ static_assert(kHashAt + 16 == kBucketHeaderBytes && kBucketHeaderBytes % 8 == 0)
 Error bad(const std::string& what) { return Error(Code::kCorrupt, "bucket header: " + what); }
 
 Status check_fields(const BucketHeader& h) {
-  if (h.encoding != Encoding::kRaw) return bad("encoding " + std::to_string(static_cast<int>(h.encoding)) + " is not known here");
+  if (h.encoding != Encoding::kRaw)
+    return bad("encoding " + std::to_string(static_cast<int>(h.encoding)) + " is not known here");
   if (h.transform != 0 || h.atomic_group != 0 || h.base != Hash128{}) return bad("a reserved field is set");
-  if (h.payload_bytes > kMaxBucketBytes) return bad("payload of " + std::to_string(h.payload_bytes) + " bytes is beyond any bucket");
+  if (h.payload_bytes > kMaxBucketBytes)
+    return bad("payload of " + std::to_string(h.payload_bytes) + " bytes is beyond any bucket");
   if (h.logical_bytes != h.payload_bytes) return bad("raw payload and logical length differ");
   return {};
 }
@@ -44,7 +46,9 @@ Result<BucketHeader> decode_bucket_header(std::span<const std::byte> bytes) {
   Reader r(bytes);
   if (r.get<std::uint32_t>() != kMagic) return bad("wrong magic");
   const auto format = r.get<std::uint16_t>();
-  if (format != kFormat) return Error(Code::kMismatch, "bucket header: format " + std::to_string(format) + ", this side speaks " + std::to_string(kFormat));
+  if (format != kFormat)
+    return Error(Code::kMismatch,
+                 "bucket header: format " + std::to_string(format) + ", this side speaks " + std::to_string(kFormat));
   if (r.get<std::uint16_t>() != kBucketHeaderBytes) return bad("wrong header length");
   BucketHeader h;
   h.job = r.hash();
@@ -68,7 +72,8 @@ Result<BucketHeader> decode_bucket_header(std::span<const std::byte> bytes) {
 Result<BucketHeader> check_bucket(std::span<const std::byte> header, std::span<const std::byte> payload) {
   REFIT_ASSIGN(const BucketHeader h, decode_bucket_header(header));
   if (payload.size() != h.payload_bytes)
-    return Error(Code::kCorrupt, "bucket " + std::to_string(h.bucket.value) + ": payload length differs from its header")
+    return Error(Code::kCorrupt,
+                 "bucket " + std::to_string(h.bucket.value) + ": payload length differs from its header")
         .amounts(static_cast<std::int64_t>(h.payload_bytes), static_cast<std::int64_t>(payload.size()));
   if (hash128(payload) != h.payload_hash)
     return Error(Code::kCorrupt, "bucket " + std::to_string(h.bucket.value) + ": payload hash does not match");

@@ -16,15 +16,15 @@ struct BucketHeader {
   Hash128 job;
   Txn txn;
   BucketId bucket;
-  std::uint32_t sender = 0;        // member number
-  Incarnation incarnation;         // of the sender
+  std::uint32_t sender = 0;  // member number
+  Incarnation incarnation;   // of the sender
   Encoding encoding = Encoding::kRaw;
-  std::uint16_t transform = 0;     // reserved: value transform; 0 = none
-  std::uint32_t atomic_group = 0;  // reserved: buckets that apply together; 0 = none
-  Hash128 base;                    // reserved: identity of the base bytes; zero for raw
-  std::uint64_t payload_bytes = 0; // that follow this header
-  std::uint64_t logical_bytes = 0; // after decoding
-  Hash128 payload_hash;            // XXH3-128 of the payload
+  std::uint16_t transform = 0;      // reserved: value transform; 0 = none
+  std::uint32_t atomic_group = 0;   // reserved: buckets that apply together; 0 = none
+  Hash128 base;                     // reserved: identity of the base bytes; zero for raw
+  std::uint64_t payload_bytes = 0;  // that follow this header
+  std::uint64_t logical_bytes = 0;  // after decoding
+  Hash128 payload_hash;             // XXH3-128 of the payload
   friend bool operator==(const BucketHeader&, const BucketHeader&) = default;
 };
 

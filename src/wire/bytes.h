@@ -16,7 +16,8 @@ class Writer {
   template <typename T>
   Writer& put(T v) {
     static_assert(std::is_unsigned_v<T>);
-    for (std::size_t i = 0; i < sizeof(T); ++i) out_[at_++] = static_cast<std::byte>((static_cast<std::uint64_t>(v) >> (8 * i)) & 0xff);
+    for (std::size_t i = 0; i < sizeof(T); ++i)
+      out_[at_++] = static_cast<std::byte>((static_cast<std::uint64_t>(v) >> (8 * i)) & 0xff);
     return *this;
   }
   // Canonical order, as hex() prints it: high half first, big-endian.

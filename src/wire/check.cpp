@@ -9,12 +9,16 @@ namespace {
 constexpr std::size_t kMaxBlob = static_cast<std::size_t>(kMaxFrameBytes) / 4;
 constexpr std::size_t kMaxCard = 1u << 16;
 
-Error bad(std::string_view field, std::string_view why) { return Error(Code::kCorrupt, "control message: " + std::string(field) + " " + std::string(why)); }
+Error bad(std::string_view field, std::string_view why) {
+  return Error(Code::kCorrupt, "control message: " + std::string(field) + " " + std::string(why));
+}
 Status need(bool holds, std::string_view field, std::string_view why = "is out of range") {
   if (!holds) return bad(field, why);
   return {};
 }
-Status text(const std::string& v, std::string_view field) { return need(v.size() <= kMaxTextBytes, field, "is too long"); }
+Status text(const std::string& v, std::string_view field) {
+  return need(v.size() <= kMaxTextBytes, field, "is too long");
+}
 
 Status check(const Error& e) {
   REFIT_TRY(need(e.code <= Code::kInternal, "error.code"));
@@ -129,19 +133,24 @@ Status check(const End& m) {
 }
 Status check(const Evict& m) { return check(m.reason); }
 Status check(const Verify& m) { return domain(m.domain); }
-Status check(const StatusReply& m) { return need(m.json.size() <= static_cast<std::size_t>(kMaxFrameBytes) / 2, "json", "is too long"); }
+Status check(const StatusReply& m) {
+  return need(m.json.size() <= static_cast<std::size_t>(kMaxFrameBytes) / 2, "json", "is too long");
+}
 template <typename M>
-  requires std::is_empty_v<M> || std::is_same_v<M, Staged> || std::is_same_v<M, StatusRequest>
-Status check(const M&) { return {}; }
+requires std::is_empty_v<M> || std::is_same_v<M, Staged> || std::is_same_v<M, StatusRequest> Status check(const M&) {
+  return {};
+}
 
 // Messages about one round carry its txn.
 bool needs_txn(const Message& m) {
   return std::visit(
       []<typename M>(const M&) {
-        return std::is_same_v<M, Sealed> || std::is_same_v<M, Staged> || std::is_same_v<M, Vote> || std::is_same_v<M, Gated> ||
-               std::is_same_v<M, Applied> || std::is_same_v<M, Reopened> || std::is_same_v<M, Failed> || std::is_same_v<M, Begin> ||
-               std::is_same_v<M, Lend> || std::is_same_v<M, ReadersDone> || std::is_same_v<M, Gate> || std::is_same_v<M, Copy> ||
-               std::is_same_v<M, Open> || std::is_same_v<M, Abort> || std::is_same_v<M, Committed> || std::is_same_v<M, End>;
+        return std::is_same_v<M, Sealed> || std::is_same_v<M, Staged> || std::is_same_v<M, Vote> ||
+               std::is_same_v<M, Gated> || std::is_same_v<M, Applied> || std::is_same_v<M, Reopened> ||
+               std::is_same_v<M, Failed> || std::is_same_v<M, Begin> || std::is_same_v<M, Lend> ||
+               std::is_same_v<M, ReadersDone> || std::is_same_v<M, Gate> || std::is_same_v<M, Copy> ||
+               std::is_same_v<M, Open> || std::is_same_v<M, Abort> || std::is_same_v<M, Committed> ||
+               std::is_same_v<M, End>;
       },
       m);
 }
@@ -154,11 +163,13 @@ Status check_message(const Message& message) {
 
 Status check_envelope(const Envelope& e) {
   REFIT_TRY(need(e.party <= Party::kClient, "party"));
-  REFIT_TRY(need(may_send(e.party, e.message), kind_name(e.message), "may not come from a " + std::string(to_string(e.party))));
+  REFIT_TRY(need(may_send(e.party, e.message), kind_name(e.message),
+                 "may not come from a " + std::string(to_string(e.party))));
   REFIT_TRY(need(e.key_id == 0 && e.mac == Hash128{}, "key id or MAC", "is set, but no key is agreed"));
   REFIT_TRY(need(e.incarnation.value != 0, "incarnation", "is missing"));
   const bool rank = e.party == Party::kSource || e.party == Party::kTarget;
-  REFIT_TRY(need(rank || (e.instance == 0 && e.rank == 0 && e.member == kNoMember), "sender", "has a rank that its party has not"));
+  REFIT_TRY(need(rank || (e.instance == 0 && e.rank == 0 && e.member == kNoMember), "sender",
+                 "has a rank that its party has not"));
   REFIT_TRY(need(!rank || std::holds_alternative<Hello>(e.message) || e.member != kNoMember, "member", "is missing"));
   REFIT_TRY(need(e.party != Party::kCoordinator || e.epoch.value > 0, "epoch", "is missing"));
   REFIT_TRY(need(!needs_txn(e.message) || e.txn.counter > 0, "txn", "is missing"));

@@ -20,18 +20,21 @@ Error bad(const std::string& what) { return Error(Code::kCorrupt, "manifest: " +
 
 Status check_tables(const Manifest& m) {
   for (std::size_t i = 1; i < m.recipients.size(); ++i)
-    if (m.recipients[i].rank <= m.recipients[i - 1].rank) return bad("recipients do not ascend at rank " + std::to_string(m.recipients[i].rank.value));
+    if (m.recipients[i].rank <= m.recipients[i - 1].rank)
+      return bad("recipients do not ascend at rank " + std::to_string(m.recipients[i].rank.value));
   std::uint64_t next = 0;
   for (std::size_t i = 0; i < m.buckets.size(); ++i) {
     const ManifestBucket& b = m.buckets[i];
     const std::string name = "bucket " + std::to_string(b.bucket.value);
     if (i > 0 && b.bucket <= m.buckets[i - 1].bucket) return bad("buckets do not ascend at " + name);
-    if (b.first_entry != next) return bad(name + ": entries start at " + std::to_string(b.first_entry) + " instead of " + std::to_string(next));
+    if (b.first_entry != next)
+      return bad(name + ": entries start at " + std::to_string(b.first_entry) + " instead of " + std::to_string(next));
     next += b.entries;
     if (next > m.entries.size()) return bad(name + ": entries reach beyond the table");
     if (b.bytes > std::uint64_t{1} << 40) return bad(name + ": impossible length");
     for (std::uint64_t e = b.first_entry + 1; e < next; ++e)
-      if (m.entries[e].tensor <= m.entries[e - 1].tensor) return bad(name + ": tensors do not ascend at entry " + std::to_string(e));
+      if (m.entries[e].tensor <= m.entries[e - 1].tensor)
+        return bad(name + ": tensors do not ascend at entry " + std::to_string(e));
   }
   if (next != m.entries.size()) return bad("entries that belong to no bucket");
   return {};
@@ -71,33 +74,41 @@ void read_tables(Reader& r, Manifest& m, std::size_t recipients, std::size_t buc
 }  // namespace
 
 const ManifestBucket* Manifest::find(BucketId bucket) const {
-  auto at = std::lower_bound(buckets.begin(), buckets.end(), bucket, [](const ManifestBucket& b, BucketId id) { return b.bucket < id; });
+  auto at = std::lower_bound(buckets.begin(), buckets.end(), bucket,
+                             [](const ManifestBucket& b, BucketId id) { return b.bucket < id; });
   return at != buckets.end() && at->bucket == bucket ? &*at : nullptr;
 }
 
 const ManifestRecipient* Manifest::find(Rank rank) const {
-  auto at = std::lower_bound(recipients.begin(), recipients.end(), rank, [](const ManifestRecipient& x, Rank id) { return x.rank < id; });
+  auto at = std::lower_bound(recipients.begin(), recipients.end(), rank,
+                             [](const ManifestRecipient& x, Rank id) { return x.rank < id; });
   return at != recipients.end() && at->rank == rank ? &*at : nullptr;
 }
 
 std::uint64_t manifest_bytes(std::size_t recipients, std::size_t buckets, std::size_t entries) {
-  return kHeader + std::uint64_t{kRecipient} * recipients + std::uint64_t{kBucket} * buckets + std::uint64_t{kEntry} * entries;
+  return kHeader + std::uint64_t{kRecipient} * recipients + std::uint64_t{kBucket} * buckets +
+         std::uint64_t{kEntry} * entries;
 }
 
 Result<WrittenManifest> write_manifest(const Manifest& m, std::span<std::byte> page) {
   constexpr std::size_t kMost = 0xffffffffu;
-  if (m.recipients.size() > kMost || m.buckets.size() > kMost || m.entries.size() > kMost) return Error(Code::kInvalid, "manifest: a table has more than 2^32-1 rows");
+  if (m.recipients.size() > kMost || m.buckets.size() > kMost || m.entries.size() > kMost)
+    return Error(Code::kInvalid, "manifest: a table has more than 2^32-1 rows");
   if (Status s = check_tables(m); !s.ok()) return Error(Code::kInvalid, s.error().message);
   const std::uint64_t bytes = manifest_bytes(m.recipients.size(), m.buckets.size(), m.entries.size());
   if (bytes > page.size())
-    return Error(Code::kExhausted, "the manifest does not fit its page").amounts(static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(page.size()));
+    return Error(Code::kExhausted, "the manifest does not fit its page")
+        .amounts(static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(page.size()));
   Writer w(page);
   w.put(kMagic).put(kFormat).put(static_cast<std::uint16_t>(kHeader)).put(bytes).put(m.job).put(m.txn);
   w.put(m.member).put(std::uint32_t{0}).put(m.incarnation.value).put(m.layout_epoch.value).put(m.plan);
-  w.put(static_cast<std::uint32_t>(m.recipients.size())).put(static_cast<std::uint32_t>(m.buckets.size())).put(static_cast<std::uint32_t>(m.entries.size()));
+  w.put(static_cast<std::uint32_t>(m.recipients.size()))
+      .put(static_cast<std::uint32_t>(m.buckets.size()))
+      .put(static_cast<std::uint32_t>(m.entries.size()));
   w.put(std::uint32_t{0}).put(std::uint64_t{0}).put(std::uint64_t{0}).put(std::uint64_t{0}).put(Hash128{});
   for (const ManifestRecipient& x : m.recipients) w.put(x.rank.value).put(std::uint32_t{0}).put(x.bucket_list);
-  for (const ManifestBucket& x : m.buckets) w.put(x.bucket.value).put(x.first_entry).put(x.entries).put(std::uint32_t{0}).put(x.bytes);
+  for (const ManifestBucket& x : m.buckets)
+    w.put(x.bucket.value).put(x.first_entry).put(x.entries).put(std::uint32_t{0}).put(x.bytes);
   for (const ManifestEntry& x : m.entries) {
     w.put(x.tensor.value);
     for (std::uint32_t word : x.digest.word) w.put(word);
@@ -109,11 +120,14 @@ Result<WrittenManifest> write_manifest(const Manifest& m, std::span<std::byte> p
 }
 
 Result<Manifest> parse_manifest(std::span<const std::byte> page, const Hash128& expected_hash) {
-  if (page.size() < kHeader) return bad("needs at least " + std::to_string(kHeader) + " bytes, has " + std::to_string(page.size()));
+  if (page.size() < kHeader)
+    return bad("needs at least " + std::to_string(kHeader) + " bytes, has " + std::to_string(page.size()));
   Reader r(page);
   if (r.get<std::uint32_t>() != kMagic) return bad("wrong magic");
   const auto format = r.get<std::uint16_t>();
-  if (format != kFormat) return Error(Code::kMismatch, "manifest: format " + std::to_string(format) + ", this side speaks " + std::to_string(kFormat));
+  if (format != kFormat)
+    return Error(Code::kMismatch,
+                 "manifest: format " + std::to_string(format) + ", this side speaks " + std::to_string(kFormat));
   if (r.get<std::uint16_t>() != kHeader) return bad("wrong header length");
   const auto bytes = r.get<std::uint64_t>();
   Manifest m;
@@ -140,7 +154,9 @@ Result<Manifest> parse_manifest(std::span<const std::byte> page, const Hash128& 
 }
 
 Status check_identity(const Manifest& m, const ManifestIdentity& want) {
-  auto differs = [](std::string_view field) { return Error(Code::kMismatch, "manifest: another " + std::string(field) + " than announced"); };
+  auto differs = [](std::string_view field) {
+    return Error(Code::kMismatch, "manifest: another " + std::string(field) + " than announced");
+  };
   if (m.job != want.job) return differs("job");
   if (m.txn != want.txn) return differs("txn");
   if (m.member != want.member) return differs("member");

@@ -43,9 +43,11 @@ struct Manifest {
   std::vector<ManifestBucket> buckets;
   std::vector<ManifestEntry> entries;
   friend bool operator==(const Manifest&, const Manifest&) = default;
-  const ManifestBucket* find(BucketId bucket) const;     // null when absent
-  const ManifestRecipient* find(Rank rank) const;        // null when absent
-  std::span<const ManifestEntry> of(const ManifestBucket& bucket) const { return std::span(entries).subspan(bucket.first_entry, bucket.entries); }
+  const ManifestBucket* find(BucketId bucket) const;  // null when absent
+  const ManifestRecipient* find(Rank rank) const;     // null when absent
+  std::span<const ManifestEntry> of(const ManifestBucket& bucket) const {
+    return std::span(entries).subspan(bucket.first_entry, bucket.entries);
+  }
 };
 
 // Size of the page for these counts; a source reserves it once per plan.
@@ -55,7 +57,8 @@ struct WrittenManifest {
   std::uint64_t bytes = 0;
   Hash128 hash;
 };
-// Writes the page at the start of `page`. kExhausted (need, have) when it doesn't fit, kInvalid when an invariant fails.
+// Writes the page at the start of `page`. kExhausted (need, have) when it doesn't fit, kInvalid when an invariant
+// fails.
 Result<WrittenManifest> write_manifest(const Manifest& manifest, std::span<std::byte> page);
 // `page` is the reader's private copy, exactly the announced length. Compares the hash, then checks everything.
 Result<Manifest> parse_manifest(std::span<const std::byte> page, const Hash128& expected_hash);

@@ -16,8 +16,9 @@ static_assert(kFrameHeader % 8 == 0);
 constexpr flatbuffers::uoffset_t kMaxDepth = 8, kMaxTables = 1u << 18;
 
 constexpr std::array<std::string_view, 4> kParties = {"coordinator", "source", "target", "client"};
-constexpr std::array<std::string_view, kMemberStateCount> kStates = {
-    "Empty", "Serving", "Receiving", "Voted", "Applying", "Lagging", "Fenced", "Idle", "Preparing", "Sealed", "Lending", "Voted"};
+constexpr std::array<std::string_view, kMemberStateCount> kStates = {"Empty",     "Serving", "Receiving", "Voted",
+                                                                     "Applying",  "Lagging", "Fenced",    "Idle",
+                                                                     "Preparing", "Sealed",  "Lending",   "Voted"};
 constexpr std::array<std::string_view, 4> kOutcomes = {"committed", "aborted", "committed_incomplete", "in_doubt"};
 constexpr std::array<std::string_view, 3> kDomains = {"staged", "live", "derived"};
 
@@ -27,12 +28,17 @@ struct Kind {
   std::uint8_t senders;
 };
 // In the order of the variant. Rule Z1: who may send what.
-constexpr std::array<Kind, kMessageKinds> kKinds = {{
-    {"Hello", kS | kT}, {"Ready", kS | kT}, {"PlanRefused", kS | kT}, {"Heartbeat", kS | kT}, {"Sealed", kS}, {"Staged", kT},
-    {"Vote", kS | kT}, {"Gated", kT}, {"Applied", kT}, {"Reopened", kT}, {"Failed", kS | kT}, {"VerifyReport", kT},
-    {"Goodbye", kS | kT}, {"StatusRequest", kK}, {"VerifyRequest", kK}, {"Welcome", kC}, {"Refused", kC}, {"Configure", kC},
-    {"Begin", kC}, {"Lend", kC}, {"ReadersDone", kC}, {"Gate", kC}, {"Copy", kC}, {"Open", kC}, {"Abort", kC},
-    {"Committed", kC}, {"End", kC}, {"Evict", kC}, {"Verify", kC}, {"StatusReply", kC}}};
+constexpr std::array<Kind, kMessageKinds> kKinds = {
+    {{"Hello", kS | kT},     {"Ready", kS | kT},    {"PlanRefused", kS | kT},
+     {"Heartbeat", kS | kT}, {"Sealed", kS},        {"Staged", kT},
+     {"Vote", kS | kT},      {"Gated", kT},         {"Applied", kT},
+     {"Reopened", kT},       {"Failed", kS | kT},   {"VerifyReport", kT},
+     {"Goodbye", kS | kT},   {"StatusRequest", kK}, {"VerifyRequest", kK},
+     {"Welcome", kC},        {"Refused", kC},       {"Configure", kC},
+     {"Begin", kC},          {"Lend", kC},          {"ReadersDone", kC},
+     {"Gate", kC},           {"Copy", kC},          {"Open", kC},
+     {"Abort", kC},          {"Committed", kC},     {"End", kC},
+     {"Evict", kC},          {"Verify", kC},        {"StatusReply", kC}}};
 
 template <typename Table, typename E>
 std::string_view lookup(const Table& table, E value) {
@@ -55,7 +61,8 @@ struct Frame {
 };
 
 Result<Frame> open_frame(std::span<const std::byte> frame) {
-  if (frame.size() > static_cast<std::size_t>(kMaxFrameBytes)) return bad(std::to_string(frame.size()) + " bytes are beyond the limit of " + std::to_string(kMaxFrameBytes));
+  if (frame.size() > static_cast<std::size_t>(kMaxFrameBytes))
+    return bad(std::to_string(frame.size()) + " bytes are beyond the limit of " + std::to_string(kMaxFrameBytes));
   Reader r(frame);
   const auto magic = r.get<std::uint32_t>();
   const auto version = r.get<std::uint16_t>();
@@ -69,7 +76,8 @@ Result<Frame> open_frame(std::span<const std::byte> frame) {
   if (!r.ok()) return bad("shorter than its header");
   if (magic != kMagic) return bad("wrong magic");
   if (version != kProtocolVersion)
-    return Error(Code::kMismatch, "control message: protocol version " + std::to_string(version) + ", this side speaks " + std::to_string(kProtocolVersion));
+    return Error(Code::kMismatch, "control message: protocol version " + std::to_string(version) +
+                                      ", this side speaks " + std::to_string(kProtocolVersion));
   if (reserved != 0 || reserved2 != 0) return bad("a reserved field is set");
   out.payload = frame.subspan(kFrameHeader);
   if (bytes != out.payload.size()) return bad("its length and the bytes at hand disagree");
@@ -99,7 +107,9 @@ Result<Envelope> read_payload(std::span<const std::byte> payload) {
 }  // namespace
 
 std::string_view to_string(Party party) { return lookup(kParties, party); }
-Party party_of(Role role) { return role == Role::kSource ? Party::kSource : role == Role::kTarget ? Party::kTarget : Party::kClient; }
+Party party_of(Role role) {
+  return role == Role::kSource ? Party::kSource : role == Role::kTarget ? Party::kTarget : Party::kClient;
+}
 std::string_view to_string(MemberState state) { return lookup(kStates, state); }
 std::string_view to_string(Outcome outcome) { return lookup(kOutcomes, outcome); }
 std::string_view to_string(Domain domain) { return lookup(kDomains, domain); }
@@ -122,13 +132,21 @@ Result<Bytes> encode(const Envelope& e) {
   const Packed body = pack(builder, e.message);
   const fb::Hash job = pack(e.job);
   const fb::TxnId txn = pack(e.txn);
-  builder.Finish(fb::CreateEnvelope(builder, &job, e.epoch.value, &txn, static_cast<std::uint8_t>(e.party), e.instance, e.rank,
-                                    e.member, e.incarnation.value, body.kind, body.body, e.sequence));
+  builder.Finish(fb::CreateEnvelope(builder, &job, e.epoch.value, &txn, static_cast<std::uint8_t>(e.party), e.instance,
+                                    e.rank, e.member, e.incarnation.value, body.kind, body.body, e.sequence));
   const std::size_t payload = builder.GetSize();
   if (payload + kFrameHeader > static_cast<std::size_t>(kMaxFrameBytes))
-    return Error(Code::kInvalid, std::string(kind_name(e.message)) + " message is too large").amounts(static_cast<std::int64_t>(payload), kMaxFrameBytes);
+    return Error(Code::kInvalid, std::string(kind_name(e.message)) + " message is too large")
+        .amounts(static_cast<std::int64_t>(payload), kMaxFrameBytes);
   Bytes out(kFrameHeader + payload);
-  Writer(out).put(kMagic).put(kProtocolVersion).put(std::uint16_t{0}).put(std::uint64_t{payload}).put(e.key_id).put(std::uint32_t{0}).put(e.mac);
+  Writer(out)
+      .put(kMagic)
+      .put(kProtocolVersion)
+      .put(std::uint16_t{0})
+      .put(std::uint64_t{payload})
+      .put(e.key_id)
+      .put(std::uint32_t{0})
+      .put(e.mac);
   std::memcpy(out.data() + kFrameHeader, builder.GetBufferPointer(), payload);
   const auto all = std::span<const std::byte>(out);
   Writer(std::span(out).subspan(kHashAt)).put(frame_hash(all.first(kFrameHeader), all.subspan(kFrameHeader)));

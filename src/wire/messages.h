@@ -34,7 +34,18 @@ Party party_of(Role role);
 
 // State of a rank as it is reported. The first seven are a target's, the others a source's.
 enum class MemberState : std::uint8_t {
-  kEmpty, kServing, kReceiving, kVoted, kApplying, kLagging, kFenced, kIdle, kPreparing, kSealed, kLending, kSourceVoted
+  kEmpty,
+  kServing,
+  kReceiving,
+  kVoted,
+  kApplying,
+  kLagging,
+  kFenced,
+  kIdle,
+  kPreparing,
+  kSealed,
+  kLending,
+  kSourceVoted
 };
 inline constexpr int kMemberStateCount = 12;
 std::string_view to_string(MemberState state);
@@ -65,14 +76,14 @@ struct ProofCounts {
 // First message on a connection, repeated until Welcome or Refused. A restarted process is Empty and says so (C17).
 struct Hello {
   MemberState state = MemberState::kEmpty;
-  Lineage lineage;             // zero: none yet
-  CommitWord word;             // target only
-  std::optional<Txn> voted;    // yes given and not released
-  Version last;                // last applied (target) or last committed (source) version
-  std::optional<Digest4> live; // folded digest of the live bytes, where known
-  Hash128 layout_digest;       // digest of `layout`; equal for all members of one role
-  Bytes layout;                // opaque here: a recipe or explicit holdings of the whole role
-  Bytes card;                  // opaque: how movers find this process
+  Lineage lineage;                 // zero: none yet
+  CommitWord word;                 // target only
+  std::optional<Txn> voted;        // yes given and not released
+  Version last;                    // last applied (target) or last committed (source) version
+  std::optional<Digest4> live;     // folded digest of the live bytes, where known
+  Hash128 layout_digest;           // digest of `layout`; equal for all members of one role
+  Bytes layout;                    // opaque here: a recipe or explicit holdings of the whole role
+  Bytes card;                      // opaque: how movers find this process
   std::int64_t staging_bytes = 0;  // announced staging (target), 0 for a source
   friend bool operator==(const Hello&, const Hello&) = default;
 };
@@ -176,11 +187,11 @@ struct VerifyRequest {
 // ---- coordinator → member or client ---------------------------------------------------------------------------------
 
 struct Welcome {
-  std::uint32_t member = 0;         // number of the slot (role, instance, rank); stable over restarts
+  std::uint32_t member = 0;  // number of the slot (role, instance, rank); stable over restarts
   Lineage lineage;
-  std::uint64_t digest_seed = 0;    // of the lineage
+  std::uint64_t digest_seed = 0;  // of the lineage
   std::uint64_t membership_epoch = 0;
-  Version newest;                   // newest committed; number 0: none
+  Version newest;  // newest committed; number 0: none
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 struct Refused {
@@ -209,8 +220,8 @@ struct Begin {
   std::uint64_t number = 0;  // of the version; burnt if the round aborts
   LayoutEpoch layout_epoch;
   PlanId plan;
-  std::optional<std::int64_t> step;  // the step to publish, when the caller named one
-  bool proof = false;                // re-scan at the source, re-read at the target
+  std::optional<std::int64_t> step;         // the step to publish, when the caller named one
+  bool proof = false;                       // re-scan at the source, re-read at the target
   std::int64_t stall_ns = 0, total_ns = 0;  // what is left for this member, already less a margin (rule L1)
   friend bool operator==(const Begin&, const Begin&) = default;
 };
@@ -277,8 +288,8 @@ struct StatusReply {
   friend bool operator==(const StatusReply&, const StatusReply&) = default;
 };
 
-using Message = std::variant<Hello, Ready, PlanRefused, Heartbeat, Sealed, Staged, Vote, Gated, Applied, Reopened, Failed,
-                             VerifyReport, Goodbye, StatusRequest, VerifyRequest,                             //
+using Message = std::variant<Hello, Ready, PlanRefused, Heartbeat, Sealed, Staged, Vote, Gated, Applied, Reopened,
+                             Failed, VerifyReport, Goodbye, StatusRequest, VerifyRequest,  //
                              Welcome, Refused, Configure, Begin, Lend, ReadersDone, Gate, Copy, Open, Abort, Committed,
                              End, Evict, Verify, StatusReply>;
 inline constexpr int kMessageKinds = static_cast<int>(std::variant_size_v<Message>);
@@ -289,8 +300,8 @@ bool may_send(Party party, const Message& message);
 
 struct Envelope {
   Hash128 job;
-  Epoch epoch;                      // coordinator epoch the sender lives under; 0 before the first Welcome
-  Txn txn;                          // counter 0: the message belongs to no round
+  Epoch epoch;  // coordinator epoch the sender lives under; 0 before the first Welcome
+  Txn txn;      // counter 0: the message belongs to no round
   Party party = Party::kClient;
   std::uint32_t instance = 0, rank = 0;  // of a source or target
   std::uint32_t member = kNoMember;      // as agreed by Welcome
@@ -300,14 +311,14 @@ struct Envelope {
   Hash128 mac;                           // reserved: zero
   Message message;
   friend bool operator==(const Envelope&, const Envelope&) = default;
-  MemberName name() const;               // of a source or target
-  std::string who() const;               // "target:0.2", "coordinator", "client"
+  MemberName name() const;  // of a source or target
+  std::string who() const;  // "target:0.2", "coordinator", "client"
 };
 
 // kInvalid when a field is beyond its bound (a local mistake or an oversize layout): names the field.
 Result<Bytes> encode(const Envelope& envelope);
-// kCorrupt or kMismatch (protocol version) for anything that isn't exactly one well-formed message. Reads from a private
-// copy when `frame` isn't aligned to 8; allocates no more than a small multiple of the frame.
+// kCorrupt or kMismatch (protocol version) for anything that isn't exactly one well-formed message. Reads from a
+// private copy when `frame` isn't aligned to 8; allocates no more than a small multiple of the frame.
 Result<Envelope> decode(std::span<const std::byte> frame);
 
 }  // namespace refit::wire

@@ -90,14 +90,17 @@ Off<fb::VerifyReport> body(Fbb& b, const VerifyReport& m) {
   const fb::TxnId word_txn = wire::pack(m.word.txn);
   const fb::VersionId version = pack(m.version);
   const fb::Proof proof = pack(m.proof);
-  return fb::CreateVerifyReport(b, m.nonce, u8(m.domain), m.full, &counted, u8(m.word.word), &word_txn, &version, &proof, errors);
+  return fb::CreateVerifyReport(b, m.nonce, u8(m.domain), m.full, &counted, u8(m.word.word), &word_txn, &version,
+                                &proof, errors);
 }
 Off<fb::Goodbye> body(Fbb& b, const Goodbye& m) {
   const auto reason = text(b, m.reason);
   return fb::CreateGoodbye(b, reason);
 }
 Off<fb::StatusRequest> body(Fbb& b, const StatusRequest& m) { return fb::CreateStatusRequest(b, m.request); }
-Off<fb::VerifyRequest> body(Fbb& b, const VerifyRequest& m) { return fb::CreateVerifyRequest(b, m.request, u8(m.domain)); }
+Off<fb::VerifyRequest> body(Fbb& b, const VerifyRequest& m) {
+  return fb::CreateVerifyRequest(b, m.request, u8(m.domain));
+}
 
 Off<fb::Welcome> body(Fbb& b, const Welcome& m) {
   const fb::Hash lineage = wire::pack(m.lineage);
@@ -114,11 +117,13 @@ Off<fb::Configure> body(Fbb& b, const Configure& m) {
   std::vector<Off<fb::RosterEntry>> all;
   for (const RosterEntry& e : m.roster) {
     const auto card = bytes(b, e.card);
-    all.push_back(fb::CreateRosterEntry(b, e.member, u8(e.name.role), e.name.instance, e.name.rank, e.incarnation.value, card));
+    all.push_back(
+        fb::CreateRosterEntry(b, e.member, u8(e.name.role), e.name.instance, e.name.rank, e.incarnation.value, card));
   }
   const auto roster = b.CreateVector(all);
   const fb::Hash plan = wire::pack(m.plan.value_or(PlanId{}));
-  return fb::CreateConfigure(b, m.layout_epoch.value, m.plan ? &plan : nullptr, source, target, options, m.staging_bytes, roster);
+  return fb::CreateConfigure(b, m.layout_epoch.value, m.plan ? &plan : nullptr, source, target, options,
+                             m.staging_bytes, roster);
 }
 Off<fb::Begin> body(Fbb& b, const Begin& m) {
   const fb::Hash plan = wire::pack(m.plan);

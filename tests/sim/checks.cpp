@@ -25,53 +25,67 @@ void Checker::record(const coordinator::Record& r, const World& world) {
   if (const auto* b = std::get_if<coordinator::BeginRecord>(&r.body)) {
     begun[b->txn] = *b;
     const auto [at, fresh] = by_number.try_emplace(b->number, b->txn);
-    if (!fresh) fail("2: number " + std::to_string(b->number) + " is used by " + at->second.to_string() + " and " + b->txn.to_string());
+    if (!fresh)
+      fail("2: number " + std::to_string(b->number) + " is used by " + at->second.to_string() + " and " +
+           b->txn.to_string());
   } else if (const auto* e = std::get_if<coordinator::EvictRecord>(&r.body)) {
     evicted.insert(e->members.begin(), e->members.end());
   } else if (const auto* c = std::get_if<coordinator::CommitRecord>(&r.body)) {
     commit(*c, world);
   } else if (const auto* a = std::get_if<coordinator::AbortRecord>(&r.body)) {
-    if (const auto [at, fresh] = decided.try_emplace(a->txn, false); !fresh && at->second) fail("4: round " + a->txn.to_string() + " was committed and is now aborted");
+    if (const auto [at, fresh] = decided.try_emplace(a->txn, false); !fresh && at->second)
+      fail("4: round " + a->txn.to_string() + " was committed and is now aborted");
   }
   if (const auto* b = std::get_if<coordinator::BeginRecord>(&r.body))
     for (const coordinator::Seat& seat : b->members) evicted.erase(seat);
 }
 
 void Checker::commit(const coordinator::CommitRecord& c, const World& world) {
-  if (const auto [at, fresh] = decided.try_emplace(c.txn, true); !fresh && !at->second) fail("4: round " + c.txn.to_string() + " was aborted and is now committed");
-  if (abort_told.contains(c.txn) && !world.config.continue_on_loss) fail("4: round " + c.txn.to_string() + " is committed after an abort was told");
-  if (abort_reported.contains(c.txn)) fail("12: round " + c.txn.to_string() + " is committed after aborted was reported");
+  if (const auto [at, fresh] = decided.try_emplace(c.txn, true); !fresh && !at->second)
+    fail("4: round " + c.txn.to_string() + " was aborted and is now committed");
+  if (abort_told.contains(c.txn) && !world.config.continue_on_loss)
+    fail("4: round " + c.txn.to_string() + " is committed after an abort was told");
+  if (abort_reported.contains(c.txn))
+    fail("12: round " + c.txn.to_string() + " is committed after aborted was reported");
   std::set<std::uint32_t> replicas;
   std::optional<std::int64_t> step;
   for (const coordinator::Seat& seat : begun[c.txn].members) {
     if (evicted.contains(seat)) continue;
     members[c.txn].insert(seat.member);
-    if (!yes.contains({seat, c.txn})) fail("5: committed without the yes of " + world.shape.name(seat.member).to_string());
+    if (!yes.contains({seat, c.txn}))
+      fail("5: committed without the yes of " + world.shape.name(seat.member).to_string());
     if (seat.member >= world.sources()) {
       replicas.insert(world.shape.name(seat.member).instance);
       continue;
     }
     const Seal& seal = seals[c.txn][seat.member];
-    if (step.value_or(seal.step) != seal.step) fail("8: committed seals of steps " + std::to_string(*step) + " and " + std::to_string(seal.step));
+    if (step.value_or(seal.step) != seal.step)
+      fail("8: committed seals of steps " + std::to_string(*step) + " and " + std::to_string(seal.step));
     step = seal.step;
     if (seal.dirty) fail("8: committed although the source was written while lent");
   }
-  if (replicas.size() < (world.config.continue_on_loss ? world.config.min_targets : world.shape.target_instances)) fail("5: committed with " + std::to_string(replicas.size()) + " replicas");
+  if (replicas.size() < (world.config.continue_on_loss ? world.config.min_targets : world.shape.target_instances))
+    fail("5: committed with " + std::to_string(replicas.size()) + " replicas");
   const auto all = reference(c.txn, world);
-  if (!all || wire::fold(digest_of(*all, {0, kElems})) != c.version.digest) fail("2: the version's digest is not that of its seals");
+  if (!all || wire::fold(digest_of(*all, {0, kElems})) != c.version.digest)
+    fail("2: the version's digest is not that of its seals");
 }
 
 void Checker::target(std::uint32_t index, const World& world) {
   const TargetHost& t = world.target[index];
   const std::string name = who(world, index);
-  if (t.word.word != wire::Word::kNone && !committed(t.word.txn)) fail("3: " + name + " has a word of " + t.word.txn.to_string() + ", which is not committed");
+  if (t.word.word != wire::Word::kNone && !committed(t.word.txn))
+    fail("3: " + name + " has a word of " + t.word.txn.to_string() + ", which is not committed");
   if (!t.alive) return;
   using install::TargetPhase;
   const auto phase = t.state.phase;
-  if ((phase == TargetPhase::kEmpty || phase == TargetPhase::kFenced) && (install::servable(t.state) || t.open())) fail("10: " + name + " serves while " + std::string(wire::to_string(install::to_member_state(phase))));
+  if ((phase == TargetPhase::kEmpty || phase == TargetPhase::kFenced) && (install::servable(t.state) || t.open()))
+    fail("10: " + name + " serves while " + std::string(wire::to_string(install::to_member_state(phase))));
+  // The word speaks for the bytes whether the gate is open or not: a restarted agent believes it.
+  const auto wanted = t.word.word == wire::Word::kApplied ? reference(t.word.txn, world) : std::nullopt;
+  if (t.word.word == wire::Word::kApplied && (!wanted || !equal_in(t.live, *wanted, world.target_slice(index))))
+    fail("1: " + name + " has word applied and other bytes than those of " + t.word.txn.to_string());
   if (t.open()) {
-    const auto wanted = reference(t.word.txn, world);
-    if (!wanted || !equal_in(t.live, *wanted, world.target_slice(index))) fail("1: " + name + " serves other bytes than those of " + t.word.txn.to_string());
     if (t.caches != t.word.txn) fail("1: " + name + " serves " + t.word.txn.to_string() + " with old caches");
   }
   // 6: a yes holds its stage until the decision is known, and until it is applied.
@@ -81,9 +95,11 @@ void Checker::target(std::uint32_t index, const World& world) {
     const bool aborted = (at != decided.end() && !at->second) || abort_told.contains(t.promised_txn);
     const bool done = t.word.word == wire::Word::kApplied && t.word.txn == t.promised_txn;
     const bool free = phase == TargetPhase::kEmpty || phase == TargetPhase::kFenced;
-    if (!aborted && !done && !free && (!t.state.stage_held || t.shadow != t.promised)) fail("6: " + name + " voted yes and lost its stage");
+    if (!aborted && !done && !free && (!t.state.stage_held || t.shadow != t.promised))
+      fail("6: " + name + " voted yes and lost its stage");
   }
-  const bool gated = phase == TargetPhase::kApplying && t.state.gate_deadline_ns + 100 * kMs < world.now && world.now >= t.stopped_until + 100 * kMs;
+  const bool gated = phase == TargetPhase::kApplying && t.state.gate_deadline_ns + 100 * kMs < world.now &&
+                     world.now >= t.stopped_until + 100 * kMs;
   if (gated) fail("15: " + name + " is gated beyond its deadline and not fenced");
 }
 
@@ -97,10 +113,14 @@ void Checker::replicas(const World& world) {
       all = all && t.open();
       for (std::uint32_t other = 0; t.open() && other < ranks; ++other) {
         const TargetHost& o = world.target[i * ranks + other];
-        if (!o.alive || o.word.word == wire::Word::kNone || o.state.phase == install::TargetPhase::kFenced || evicted.contains({world.sources() + i * ranks + other, o.incarnation})) continue;
-        if (o.word.word == wire::Word::kCopying) fail("1: " + who(world, i * ranks + r) + " is open while " + who(world, i * ranks + other) + " copies");
+        if (!o.alive || o.word.word == wire::Word::kNone || o.state.phase == install::TargetPhase::kFenced ||
+            evicted.contains({world.sources() + i * ranks + other, o.incarnation}))
+          continue;
+        if (o.word.word == wire::Word::kCopying)
+          fail("1: " + who(world, i * ranks + r) + " is open while " + who(world, i * ranks + other) + " copies");
         if (o.open() && o.word.txn != t.word.txn) fail("1: replica " + std::to_string(i) + " is open at two versions");
-        if (!o.open() && o.word.txn < t.word.txn && o.incarnation != Incarnation{} && applied.contains({{world.sources() + i * ranks + r, t.incarnation}, t.word.txn}) &&
+        if (!o.open() && o.word.txn < t.word.txn && o.incarnation != Incarnation{} &&
+            applied.contains({{world.sources() + i * ranks + r, t.incarnation}, t.word.txn}) &&
             o.state.txn == t.word.txn)
           fail("1: " + who(world, i * ranks + r) + " reopened before " + who(world, i * ranks + other) + " applied");
       }

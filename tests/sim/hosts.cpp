@@ -11,8 +11,10 @@ void World::start_coordinator() {
     // Cut the file before the last commit: the disk lied about what was durable.
     std::size_t at = 0, cut = file_.size();
     while (at + 16 <= file_.size()) {
-      const std::size_t n = std::to_integer<std::size_t>(file_[at + 4]) | std::to_integer<std::size_t>(file_[at + 5]) << 8;
-      const auto before = coordinator::recover(std::span(file_).first(at), {}), after = coordinator::recover(std::span(file_).first(at + n), {});
+      const std::size_t n = std::to_integer<std::size_t>(file_[at + 4]) | std::to_integer<std::size_t>(file_[at + 5])
+                                                                              << 8;
+      const auto before = coordinator::recover(std::span(file_).first(at), {}),
+                 after = coordinator::recover(std::span(file_).first(at + n), {});
       if (before.ok() && after.ok() && before->committed.size() < after->committed.size()) cut = at;
       at += n;
     }
@@ -44,7 +46,8 @@ void World::crash_coordinator() {
     const auto& records = appends_.front().records;
     const wire::Bytes bytes = coordinator::encode(records);
     const auto kept = draw(3);
-    if (kept == 1) file_.insert(file_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(draw(bytes.size())));
+    if (kept == 1)
+      file_.insert(file_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(draw(bytes.size())));
     if (kept == 2) {
       file_.insert(file_.end(), bytes.begin(), bytes.end());
       durable(records);
@@ -56,8 +59,10 @@ void World::crash_coordinator() {
     if (!p.alive || p.connection == 0) continue;
     p.connection = 0;
     later_in(p, delay(), [this, m] {
-      if (m < sources()) source_event(m, install::ConnectionDown{});
-      else target_event(m - sources(), install::ConnectionDown{});
+      if (m < sources())
+        source_event(m, install::ConnectionDown{});
+      else
+        target_event(m - sources(), install::ConnectionDown{});
       connect(m);
     });
   }
@@ -66,7 +71,8 @@ void World::crash_coordinator() {
 
 void World::tick_coordinator() {
   later_in(coord, 20 * kMs, [this] {
-    if (coord.calling && now - coord.call_since > 2000 * kMs + 2 * config.join_ns + 2000 * kMs) checker.fail("15: a call did not end by its deadline");
+    if (coord.calling && now - coord.call_since > 2000 * kMs + 2 * config.join_ns + 2000 * kMs)
+      checker.fail("15: a call did not end by its deadline");
     tick_coordinator();
     coordinator_event(coordinator::Tick{});
   });
@@ -78,17 +84,21 @@ void World::coordinator_event(coordinator::EventKind what) {
   std::optional<coordinator::State> before;
   if (const auto* r = std::get_if<coordinator::Received>(&what)) {
     const wire::Envelope& e = r->envelope;
-    const bool old = e.txn.counter > 0 && !std::holds_alternative<wire::Heartbeat>(e.message) && (!coord.state.round || coord.state.round->record.txn != e.txn);
+    const bool old = e.txn.counter > 0 && !std::holds_alternative<wire::Heartbeat>(e.message) &&
+                     (!coord.state.round || coord.state.round->record.txn != e.txn);
     if (old) before = coord.state;
   }
   const std::uint64_t generation = coord.generation;
   const auto todo = coordinator::step(coord.state, {now, std::move(what)});
-  if (before && todo.empty() && !coordinator::same(*before, coord.state)) checker.fail("13: a message of an old round changed the coordinator");
+  if (before && todo.empty() && !coordinator::same(*before, coord.state))
+    checker.fail("13: a message of an old round changed the coordinator");
   for (const auto& a : todo) {
     if (!coord.alive || coord.generation != generation) return;
-    const bool journal = std::holds_alternative<coordinator::Append>(a) || std::holds_alternative<coordinator::Report>(a);
+    const bool journal =
+        std::holds_alternative<coordinator::Append>(a) || std::holds_alternative<coordinator::Report>(a);
     if (chance(journal ? crash_ : crash_ / 10)) {
-      verdict_.crash_points.insert("coordinator@" + std::string(coordinator::to_string(coord.state.stage)) + (journal ? " before journal" : ""));
+      verdict_.crash_points.insert("coordinator@" + std::string(coordinator::to_string(coord.state.stage)) +
+                                   (journal ? " before journal" : ""));
       return crash_coordinator();
     }
     perform(a);
@@ -136,7 +146,8 @@ void World::write_journal() {
     trace("append fails");
     verdict_.crash_points.insert("append fails");
     appends_.clear();
-    if (kept == 1) file_.insert(file_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(draw(bytes.size())));
+    if (kept == 1)
+      file_.insert(file_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(draw(bytes.size())));
     if (kept == 2) {
       file_.insert(file_.end(), bytes.begin(), bytes.end());
       durable(a.records);
@@ -161,12 +172,14 @@ void World::stale(sync::StaleEvent e) {
   const Txn newest = coord.state.journal.newest ? coord.state.journal.newest->txn : Txn{};
   for (std::uint32_t m : checker.members[newest]) {
     const auto& members = checker.begun[newest].members;
-    const auto seat = std::find_if(members.begin(), members.end(), [&](const coordinator::Seat& x) { return x.member == m; });
+    const auto seat =
+        std::find_if(members.begin(), members.end(), [&](const coordinator::Seat& x) { return x.member == m; });
     if (m >= sources() && !checker.evicted.contains(*seat) && !checker.applied.contains({*seat, newest}))
       return checker.fail("9: not stale, but " + shape.name(m).to_string() + " has not applied");
   }
   for (const auto& [s, seal] : checker.seals[newest])
-    if (names_step_ && seal.step < coord.marked_step) checker.fail("9: not stale, but the round was sealed before the last mark");
+    if (names_step_ && seal.step < coord.marked_step)
+      checker.fail("9: not stale, but the round was sealed before the last mark");
 }
 
 void World::returned(const coordinator::RoundResult& r) {
@@ -181,8 +194,10 @@ void World::returned(const coordinator::RoundResult& r) {
       for (const coordinator::Seat& seat : checker.begun[r.txn].members) {
         if (seat.member < sources() || checker.evicted.contains(seat)) continue;
         const TargetHost& t = target[seat.member - sources()];
-        if (t.open() && t.incarnation == seat.incarnation && t.word.txn != r.txn) checker.fail("12: success, and a member serves another version");
-        if (r.all_applied && !checker.applied.contains({seat, r.txn})) checker.fail("12: success before " + shape.name(seat.member).to_string() + " applied");
+        if (t.open() && t.incarnation == seat.incarnation && t.word.txn != r.txn)
+          checker.fail("12: success, and a member serves another version");
+        if (r.all_applied && !checker.applied.contains({seat, r.txn}))
+          checker.fail("12: success before " + shape.name(seat.member).to_string() + " applied");
       }
       if (r.all_applied) stale(sync::StaleEvent::kAllApplied);
       if (calm && r.all_applied) ++good_;
@@ -196,7 +211,8 @@ void World::returned(const coordinator::RoundResult& r) {
       break;
     case wire::Outcome::kCommittedIncomplete:
       ++verdict_.incomplete;
-      if (r.txn.counter > 0 && !committed) checker.fail("12: committed_incomplete is reported, the journal does not say so");
+      if (r.txn.counter > 0 && !committed)
+        checker.fail("12: committed_incomplete is reported, the journal does not say so");
       stale(sync::StaleEvent::kIncomplete);
       break;
     case wire::Outcome::kInDoubt:

@@ -58,8 +58,10 @@ void World::crash(std::uint32_t member) {
   }
   later(static_cast<std::int64_t>(20 + draw(300)) * kMs, [this, member] {
     if (process(member).alive) return;
-    if (member < sources()) start_source(member);
-    else start_target(member - sources(), false);
+    if (member < sources())
+      start_source(member);
+    else
+      start_target(member - sources(), false);
   });
 }
 
@@ -97,14 +99,17 @@ void World::start_target(std::uint32_t t, bool survived) {
 void World::tick_member(std::uint32_t member) {
   later_in(process(member), 25 * kMs, [this, member] {
     tick_member(member);
-    if (member < sources()) source_event(member, install::Tick{});
-    else target_event(member - sources(), install::Tick{});
+    if (member < sources())
+      source_event(member, install::Tick{});
+    else
+      target_event(member - sources(), install::Tick{});
   });
 }
 
 // One step of the trainer on all sources, unless the guard holds one of them.
 void World::train() {
-  const bool held = std::any_of(source.begin(), source.end(), [](const SourceHost& s) { return s.alive && s.state.held; });
+  const bool held =
+      std::any_of(source.begin(), source.end(), [](const SourceHost& s) { return s.alive && s.state.held; });
   if (held) return;
   ++trainer_step_;
   for (SourceHost& s : source) {
@@ -127,10 +132,13 @@ void World::scribble() {
   trace("the trainer writes into source memory");
   const bool matters = phase == agent::SourcePhase::kSealed || phase == agent::SourcePhase::kLending;
   for (auto& [txn, seals] : checker.seals)
-    if (const auto at = seals.find(static_cast<std::uint32_t>(&s - source.data())); matters && txn == s.state.txn && at != seals.end()) at->second.dirty = true;
+    if (const auto at = seals.find(static_cast<std::uint32_t>(&s - source.data()));
+        matters && txn == s.state.txn && at != seals.end())
+      at->second.dirty = true;
 }
 
-// ---- sources ----------------------------------------------------------------------------------------------------------
+// ---- sources
+// ----------------------------------------------------------------------------------------------------------
 
 void World::source_event(std::uint32_t s, agent::SourceEventKind what) {
   SourceHost& h = source[s];
@@ -141,7 +149,8 @@ void World::source_event(std::uint32_t s, agent::SourceEventKind what) {
     if (const Txn& x = r->envelope.txn; x.counter > 0 && x < h.state.link.seen && x != h.state.txn) before = h.state;
   const std::uint64_t generation = h.generation;
   const auto todo = agent::step(h.state, {now, std::move(what)}, h.ignored);
-  if (before && !agent::same(*before, h.state)) checker.fail("13: a message of an old round changed " + shape.name(s).to_string());
+  if (before && !agent::same(*before, h.state))
+    checker.fail("13: a message of an old round changed " + shape.name(s).to_string());
   for (const auto& a : todo) {
     if (!h.alive || h.generation != generation) return;
     perform(s, a);
@@ -150,7 +159,9 @@ void World::source_event(std::uint32_t s, agent::SourceEventKind what) {
 
 void World::perform(std::uint32_t s, const agent::SourceAction& action) {
   SourceHost& h = source[s];
-  auto soon = [&](agent::SourceEventKind e) { later_in(h, delay(), [this, s, e = std::move(e)] { source_event(s, e); }); };
+  auto soon = [&](agent::SourceEventKind e) {
+    later_in(h, delay(), [this, s, e = std::move(e)] { source_event(s, e); });
+  };
   if (const auto* send = std::get_if<install::Send>(&action)) {
     if (crash_here(s, "before " + std::string(wire::kind_name(send->envelope.message)))) return;
     if (const auto* vote = std::get_if<wire::Vote>(&send->envelope.message); vote != nullptr && vote->yes)
@@ -166,7 +177,9 @@ void World::perform(std::uint32_t s, const agent::SourceAction& action) {
       const std::int64_t claimed = options.broken == Break::kStepsMixed ? trainer_step_ : x.step;
       checker.seals[txn][s] = x.seals[txn] = Seal{x.weights, x.step, x.counter, false};
       const Slice mine = source_slice(s);
-      if (chance(0.01)) return source_event(s, agent::SourceTaskFailed{agent::SourceTask::kSeal, txn, Error(Code::kInvalid, "inexact cast")});
+      if (chance(0.01))
+        return source_event(
+            s, agent::SourceTaskFailed{agent::SourceTask::kSeal, txn, Error(Code::kInvalid, "inexact cast")});
       source_event(s, agent::SealDone{txn, claimed, "policy", digest_of(x.weights, mine), {}, 8, {}});
     });
   } else if (const auto* e = std::get_if<agent::Expose>(&action)) {
@@ -176,8 +189,10 @@ void World::perform(std::uint32_t s, const agent::SourceAction& action) {
     const Txn txn = c->txn;
     later_in(h, delay(), [this, s, txn] {
       SourceHost& x = source[s];
-      if (x.seals[txn].counter == x.counter || options.broken == Break::kSealNotChecked) return source_event(s, agent::SealChecked{txn});
-      source_event(s, agent::SourceTaskFailed{agent::SourceTask::kCheckSeal, txn, Error(Code::kMismatch, "weights were written while lent")});
+      if (x.seals[txn].counter == x.counter || options.broken == Break::kSealNotChecked)
+        return source_event(s, agent::SealChecked{txn});
+      source_event(s, agent::SourceTaskFailed{agent::SourceTask::kCheckSeal, txn,
+                                              Error(Code::kMismatch, "weights were written while lent")});
     });
   } else if (std::holds_alternative<agent::Withdraw>(action)) {
     h.exposed = false;
@@ -187,7 +202,8 @@ void World::perform(std::uint32_t s, const agent::SourceAction& action) {
   }
 }
 
-// ---- targets ----------------------------------------------------------------------------------------------------------
+// ---- targets
+// ----------------------------------------------------------------------------------------------------------
 
 void World::target_event(std::uint32_t t, install::TargetEventKind what) {
   TargetHost& h = target[t];
@@ -202,7 +218,8 @@ void World::target_event(std::uint32_t t, install::TargetEventKind what) {
   }
   const std::uint64_t generation = h.generation;
   const auto todo = install::step(h.state, {now, std::move(what)}, h.ignored);
-  if (before && !install::same(*before, h.state)) checker.fail("13: a message of an old round changed " + shape.name(sources() + t).to_string());
+  if (before && !install::same(*before, h.state))
+    checker.fail("13: a message of an old round changed " + shape.name(sources() + t).to_string());
   for (const auto& a : todo) {
     if (!h.alive || h.generation != generation) return;
     perform(t, a);
@@ -216,7 +233,8 @@ void World::vote_sent(std::uint32_t t, const Txn& txn) {
   h.promised = h.shadow;
   h.promised_txn = txn;
   const auto wanted = checker.reference(txn, *this);
-  if (!wanted || !equal_in(h.shadow, *wanted, target_slice(t))) checker.fail("7: " + h.state.config.self.name.to_string() + " voted yes on other bytes than were sealed");
+  if (!wanted || !equal_in(h.shadow, *wanted, target_slice(t)))
+    checker.fail("7: " + h.state.config.self.name.to_string() + " voted yes on other bytes than were sealed");
   if (options.broken == Break::kStageDropped && !calm) later_in(h, 2 * kMs, [this, t] { target[t].shadow = {}; });
   if (options.broken == Break::kVoteReleased && !calm)
     later_in(h, 25 * kMs, [this, t, txn] {
@@ -249,13 +267,15 @@ void World::stage(std::uint32_t t, const install::StartStaging& a, std::uint32_t
       const Slice theirs = source_slice(lend.member);
       if (i < theirs.lo || i >= theirs.hi) continue;
       const SourceHost& s = source[lend.member];
-      if (!s.alive || !s.exposed || s.incarnation != lend.incarnation || descriptor_of(s.memory_epoch) != lend.descriptor)
+      if (!s.alive || !s.exposed || s.incarnation != lend.incarnation ||
+          descriptor_of(s.memory_epoch) != lend.descriptor)
         return fail(Error(Code::kPeerLost, "the lend was withdrawn").at_peer(shape.name(lend.member).to_string()));
       h.shadow[i] = s.weights[i];
     }
   if (half == 0) {
     later_in(h, delay(), [this, t, a] { stage(t, a, 1); });
-    return target_event(t, install::Progress{{{}, Phase::kTransfer, static_cast<std::uint64_t>(now), 1, 4, "0 from source:0.0"}});
+    return target_event(
+        t, install::Progress{{{}, Phase::kTransfer, static_cast<std::uint64_t>(now), 1, 4, "0 from source:0.0"}});
   }
   const auto wanted = checker.reference(a.txn, *this);
   if (options.broken != Break::kStageNotCompared && (!wanted || !equal_in(h.shadow, *wanted, mine)))
@@ -283,7 +303,8 @@ void World::perform(std::uint32_t t, const install::TargetAction& action) {
     if (const auto* vote = std::get_if<wire::Vote>(&e.message); vote != nullptr && vote->yes) vote_sent(t, e.txn);
     if (crash_here(sources() + t, "before " + std::string(wire::kind_name(e.message)))) return;
     if (h.connection != 0) transmit(sources() + t, h.connection, true, e);
-    if (options.broken == Break::kOpenAlone && std::holds_alternative<wire::Applied>(e.message) && h.state.apply == ApplyStep::kApplied) {
+    if (options.broken == Break::kOpenAlone && std::holds_alternative<wire::Applied>(e.message) &&
+        h.state.apply == ApplyStep::kApplied) {
       wire::Envelope open = e;
       open.party = wire::Party::kCoordinator;
       open.message = wire::Open{};
@@ -307,14 +328,17 @@ void World::perform(std::uint32_t t, const install::TargetAction& action) {
     h.label = w->version;
     checker.applied.insert({{sources() + t, h.incarnation}, w->word.txn});
     std::uint64_t& last = checker.applied_number[sources() + t];
-    if (w->version.number <= last) checker.fail("10: " + shape.name(sources() + t).to_string() + " applied number " + std::to_string(w->version.number) + " after " + std::to_string(last));
+    if (w->version.number <= last)
+      checker.fail("10: " + shape.name(sources() + t).to_string() + " applied number " +
+                   std::to_string(w->version.number) + " after " + std::to_string(last));
     last = w->version.number;
   } else if (const auto* c = std::get_if<CopyShadowToLive>(&action)) {
     later_in(h, delay(), [this, t, txn = c->txn] { copy(t, txn, 0); });
   } else if (const auto* i = std::get_if<InvalidateCaches>(&action)) {
     later_in(h, delay(), [this, t, txn = i->txn] {
       if (crash_here(sources() + t, "cache flush")) return;
-      if (chance(0.005)) return target_event(t, TaskFailed{Task::kCaches, txn, Error(Code::kInternal, "engine refused to flush")});
+      if (chance(0.005))
+        return target_event(t, TaskFailed{Task::kCaches, txn, Error(Code::kInternal, "engine refused to flush")});
       target[t].caches = txn;
       target_event(t, TaskDone{Task::kCaches, txn, {}, {}});
     });

@@ -22,7 +22,7 @@ struct Process {
   std::uint64_t generation = 0;  // rises at every start and crash: events of an older one are void
   std::int64_t stopped_until = 0;
   Incarnation incarnation;
-  std::uint32_t connection = 0;  // 0: none
+  std::uint32_t connection = 0;                 // 0: none
   std::int64_t deaf_until = 0, mute_until = 0;  // one-way partitions
 };
 
@@ -77,7 +77,7 @@ class Checker {
   void every_event(const class World& world);
 
   std::map<Txn, coordinator::BeginRecord> begun;
-  std::map<Txn, bool> decided;  // true: commit
+  std::map<Txn, bool> decided;                     // true: commit
   std::map<Txn, std::set<std::uint32_t>> members;  // of a committed round, without evicted
   std::set<coordinator::Seat> evicted;
   std::set<Txn> abort_told, abort_reported;
@@ -179,11 +179,11 @@ class World {
   std::uint64_t incarnations_ = 0;
   std::int64_t trainer_step_ = 1;
   double loss_ = 0, twice_ = 0, crash_ = 0;
-  wire::Bytes file_;                                 // durable bytes of the journal
-  std::vector<coordinator::Append> appends_;         // asked for, not yet durable
+  wire::Bytes file_;                          // durable bytes of the journal
+  std::vector<coordinator::Append> appends_;  // asked for, not yet durable
   Verdict verdict_;
   std::uint32_t good_ = 0;
-  bool names_step_ = false;                          // the caller names the step to publish
+  bool names_step_ = false;  // the caller names the step to publish
 };
 
 }  // namespace refit::sim

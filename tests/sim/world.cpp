@@ -8,14 +8,26 @@
 namespace refit::sim {
 
 std::string_view to_string(Break rule) {
-  static constexpr std::array<std::string_view, kBreaks> kNames = {
-      "none", "ungated copy", "no copying word", "fence ignored", "stale cleared at decision", "commit told before sync",
-      "vote released on deadline", "old txn accepted", "seal not checked", "stage not compared", "rank opens alone", "stage dropped",
-      "steps mixed", "journal forgets"};
+  static constexpr std::array<std::string_view, kBreaks> kNames = {"none",
+                                                                   "ungated copy",
+                                                                   "no copying word",
+                                                                   "fence ignored",
+                                                                   "stale cleared at decision",
+                                                                   "commit told before sync",
+                                                                   "vote released on deadline",
+                                                                   "old txn accepted",
+                                                                   "seal not checked",
+                                                                   "stage not compared",
+                                                                   "rank opens alone",
+                                                                   "stage dropped",
+                                                                   "steps mixed",
+                                                                   "journal forgets"};
   return kNames[static_cast<std::size_t>(rule)];
 }
 
-std::uint32_t weight(std::int64_t step, std::uint32_t index) { return static_cast<std::uint32_t>(step) * 1000003u + index * 97u + 1u; }
+std::uint32_t weight(std::int64_t step, std::uint32_t index) {
+  return static_cast<std::uint32_t>(step) * 1000003u + index * 97u + 1u;
+}
 
 wire::Digest4 digest_of(const Values& v, Slice s) {
   wire::Digest4 d;
@@ -24,7 +36,9 @@ wire::Digest4 digest_of(const Values& v, Slice s) {
   return d;
 }
 
-bool equal_in(const Values& a, const Values& b, Slice s) { return std::equal(a.begin() + s.lo, a.begin() + s.hi, b.begin() + s.lo); }
+bool equal_in(const Values& a, const Values& b, Slice s) {
+  return std::equal(a.begin() + s.lo, a.begin() + s.hi, b.begin() + s.lo);
+}
 
 World::World(const Options& o) : options(o), rng_(o.seed * 0x9e3779b97f4a7c15u + 1) {
   shape.source_ranks = 1 + static_cast<std::uint32_t>(draw(2));
@@ -84,8 +98,10 @@ void World::connect(std::uint32_t member) {
     if (q.connection != 0) return;
     if (!coord.alive) return connect(member);
     q.connection = ++connections_;
-    if (member < sources()) source_event(member, install::ConnectionUp{});
-    else target_event(member - sources(), install::ConnectionUp{});
+    if (member < sources())
+      source_event(member, install::ConnectionUp{});
+    else
+      target_event(member - sources(), install::ConnectionUp{});
   });
 }
 
@@ -95,7 +111,8 @@ void World::disconnect(std::uint32_t member, bool tell_coordinator) {
   const std::uint32_t connection = p.connection;
   if (connection == 0) return;
   p.connection = 0;
-  if (tell_coordinator && coord.alive && !chance(0.15)) later_in(coord, delay(), [this, connection] { coordinator_event(coordinator::Gone{connection}); });
+  if (tell_coordinator && coord.alive && !chance(0.15))
+    later_in(coord, delay(), [this, connection] { coordinator_event(coordinator::Gone{connection}); });
 }
 
 void World::transmit(std::uint32_t member, std::uint32_t connection, bool up, const wire::Envelope& e) {
@@ -114,10 +131,12 @@ void World::transmit(std::uint32_t member, std::uint32_t connection, bool up, co
 void World::arrive(std::uint32_t member, std::uint32_t connection, bool up, const wire::Bytes& frame) {
   Process& receiver = up ? static_cast<Process&>(coord) : process(member);
   if (!receiver.alive || process(member).connection != connection) return;
-  if (now < receiver.stopped_until) return later_in(receiver, receiver.stopped_until - now + 1, [=, this] { arrive(member, connection, up, frame); });
+  if (now < receiver.stopped_until)
+    return later_in(receiver, receiver.stopped_until - now + 1, [=, this] { arrive(member, connection, up, frame); });
   const auto e = wire::decode(frame);
   if (!e.ok()) return;  // damaged on the way: as if lost
-  trace((up ? e->who() + " → " : "→ " + shape.name(member).to_string() + " ") + std::string(wire::kind_name(e->message)) + " " + std::to_string(e->txn.counter));
+  trace((up ? e->who() + " → " : "→ " + shape.name(member).to_string() + " ") +
+        std::string(wire::kind_name(e->message)) + " " + std::to_string(e->txn.counter));
   if (up) return coordinator_event(coordinator::Received{connection, *e});
   if (member < sources()) return source_event(member, install::Received{*e});
   target_event(member - sources(), install::Received{*e});
@@ -126,7 +145,8 @@ void World::arrive(std::uint32_t member, std::uint32_t connection, bool up, cons
 // The training loop: train, mark, sync, again.
 void World::drive() {
   later(20 * kMs + static_cast<std::int64_t>(draw(60)) * kMs, [this] { drive(); });
-  if (!coord.alive || now < coord.stopped_until || coord.calling || coord.state.stage != coordinator::Stage::kIdle) return;
+  if (!coord.alive || now < coord.stopped_until || coord.calling || coord.state.stage != coordinator::Stage::kIdle)
+    return;
   train();
   coord.calling = true;
   coord.call_since = now;
@@ -149,13 +169,17 @@ void World::misfortune() {
   if (chance(crash_ / 2)) crash_coordinator();
   if (chance(crash_)) process(member).stopped_until = now + static_cast<std::int64_t>(100 + draw(900)) * kMs;
   if (chance(crash_ / 2)) coord.stopped_until = now + static_cast<std::int64_t>(100 + draw(900)) * kMs;
-  if (chance(crash_)) (draw(2) == 0 ? process(member).mute_until : process(member).deaf_until) = now + static_cast<std::int64_t>(100 + draw(900)) * kMs;
+  if (chance(crash_))
+    (draw(2) == 0 ? process(member).mute_until : process(member).deaf_until) =
+        now + static_cast<std::int64_t>(100 + draw(900)) * kMs;
   if (chance(0.05)) scribble();
 }
 
 bool World::settled() const {
   for (const TargetHost& t : target)
-    if (!t.open() || t.state.phase != install::TargetPhase::kServing || t.state.stage_held || t.state.busy != 0 || !t.state.link.welcomed) return false;
+    if (!t.open() || t.state.phase != install::TargetPhase::kServing || t.state.stage_held || t.state.busy != 0 ||
+        !t.state.link.welcomed)
+      return false;
   for (const SourceHost& s : source)
     if (s.state.phase != agent::SourcePhase::kIdle || s.exposed || s.state.held) return false;
   return !coord.calling && !coord.state.round && !sync::is_stale(coord.stale);

@@ -11,7 +11,9 @@ namespace {
 const Hash128 kJob{7, 7};
 const Lineage kLineage{1, 2};
 Txn txn(std::uint64_t epoch, std::uint64_t counter) { return {kLineage, Epoch(epoch), counter}; }
-BeginRecord begin(const Txn& t, std::uint64_t number) { return {t, number, 1, LayoutEpoch(1), {5, 5}, {{0, Incarnation(10)}, {1, Incarnation(11)}}}; }
+BeginRecord begin(const Txn& t, std::uint64_t number) {
+  return {t, number, 1, LayoutEpoch(1), {5, 5}, {{0, Incarnation(10)}, {1, Incarnation(11)}}};
+}
 CommitRecord commit(const Txn& t, std::uint64_t number) { return {t, {kLineage, number, {9, 9}, 3}, {}}; }
 
 wire::Bytes journal(const std::vector<std::vector<Record>>& frames) {

@@ -25,8 +25,10 @@ class Coordinator : public testing::Test {
   void settle(const std::vector<Action>& todo) {
     for (const Action& a : todo) {
       if (const auto* append = std::get_if<Append>(&a)) {
-        if (hold_appends) held = append->ticket;
-        else give(Appended{append->ticket});
+        if (hold_appends)
+          held = append->ticket;
+        else
+          give(Appended{append->ticket});
       }
       if (const auto* send = std::get_if<Send>(&a)) sent.push_back(*send);
       if (const auto* report = std::get_if<Report>(&a)) reports.push_back(report->result);
@@ -48,11 +50,13 @@ class Coordinator : public testing::Test {
     e.message = std::move(m);
     return e;
   }
-  void say(std::uint32_t member, wire::Message m) { give(Received{member + 1, from(member, std::move(m), state.round ? state.round->record.txn : Txn{})}); }
+  void say(std::uint32_t member, wire::Message m) {
+    give(Received{member + 1, from(member, std::move(m), state.round ? state.round->record.txn : Txn{})});
+  }
   void join() {
     for (std::uint32_t m = 0; m < 3; ++m) {
       wire::Hello h;
-      h.layout_digest = {1, m == 0 ? 1u : 2u};
+      h.layout_digest = {1, m < config.shape.sources() ? 1u : 2u};
       give(Received{m + 1, from(m, h)});
     }
     for (std::uint32_t m = 0; m < 3; ++m) give(Received{m + 1, from(m, wire::Ready{state.layout_epoch, {5, 5}})});

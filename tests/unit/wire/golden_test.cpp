@@ -14,7 +14,8 @@ Bytes file(const std::string& name, const Bytes& fresh) {
   const std::string path = std::string(REFIT_GOLDEN_DIR) + "/" + name;
   std::ifstream in(path, std::ios::binary);
   if (!in && std::getenv("REFIT_WRITE_GOLDEN") != nullptr) {
-    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(fresh.data()), static_cast<std::streamsize>(fresh.size()));
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(fresh.data()), static_cast<std::streamsize>(fresh.size()));
     in.open(path, std::ios::binary);
   }
   EXPECT_TRUE(in.good()) << path << " is missing";

@@ -49,7 +49,8 @@ TEST(Messages, HostilePayloadsNeverCrash) {
   for (int round = 0; round < 20000; ++round) {
     const auto all = samples();
     Bytes bytes = *encode(all[rng() % all.size()]);
-    for (std::uint64_t k = 1 + rng() % 4; k > 0; --k) bytes[56 + rng() % (bytes.size() - 56)] = static_cast<std::byte>(rng() & 0xff);
+    for (std::uint64_t k = 1 + rng() % 4; k > 0; --k)
+      bytes[56 + rng() % (bytes.size() - 56)] = static_cast<std::byte>(rng() & 0xff);
     Hasher h;
     h.add(std::span<const std::byte>(bytes).first(24)).add(std::span<const std::byte>(bytes).subspan(56));
     const Hash128 hash = h.finish();
@@ -87,9 +88,11 @@ TEST(Messages, SemanticRulesNameTheField) {
   EXPECT_THAT(refused(6, [](Envelope& e) { std::get<Vote>(e.message).yes = true; }), testing::HasSubstr("vote"));
   EXPECT_THAT(refused(7, [](Envelope& e) { e.txn = {}; }), testing::HasSubstr("txn"));
   EXPECT_THAT(refused(0, [](Envelope& e) { std::get<Hello>(e.message).word.txn = {}; }), testing::HasSubstr("word"));
-  EXPECT_THAT(refused(17, [](Envelope& e) { std::get<Configure>(e.message).roster[1].member = 0; }), testing::HasSubstr("roster"));
+  EXPECT_THAT(refused(17, [](Envelope& e) { std::get<Configure>(e.message).roster[1].member = 0; }),
+              testing::HasSubstr("roster"));
   EXPECT_THAT(refused(18, [](Envelope& e) { std::get<Begin>(e.message).number = 0; }), testing::HasSubstr("number"));
-  EXPECT_THAT(refused(2, [](Envelope& e) { std::get<PlanRefused>(e.message).errors.clear(); }), testing::HasSubstr("errors"));
+  EXPECT_THAT(refused(2, [](Envelope& e) { std::get<PlanRefused>(e.message).errors.clear(); }),
+              testing::HasSubstr("errors"));
   EXPECT_THAT(refused(5, [](Envelope& e) { e.mac = {1, 1}; }), testing::HasSubstr("MAC"));
   EXPECT_THAT(refused(5, [](Envelope& e) { e.incarnation = {}; }), testing::HasSubstr("incarnation"));
 }

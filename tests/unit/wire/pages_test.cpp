@@ -52,7 +52,8 @@ TEST(ManifestPage, RoundTripAndLookup) {
   EXPECT_EQ(back->find(BucketId(1)), nullptr);
   EXPECT_EQ(back->find(Rank(2))->bucket_list, (Hash128{2, 2}));
   EXPECT_TRUE(check_identity(*back, {m.job, m.txn, m.member, m.incarnation, m.layout_epoch, m.plan}).ok());
-  EXPECT_THAT(check_identity(*back, {m.job, m.txn, 5, m.incarnation, m.layout_epoch, m.plan}).error().message, testing::HasSubstr("member"));
+  EXPECT_THAT(check_identity(*back, {m.job, m.txn, 5, m.incarnation, m.layout_epoch, m.plan}).error().message,
+              testing::HasSubstr("member"));
 }
 
 TEST(ManifestPage, LiesAreRefused) {

@@ -19,7 +19,12 @@ inline std::vector<Envelope> samples() {
   const Version version{h, 12, {5, 6}, 1200};
   const Digest4 digest{{1, 2, 3, 0xffffffffu}, 77};
   const ProofCounts proof{1, 2, 3, 4};
-  const Error error = Error(Code::kPeerLost, "gone").at_peer("target:0.1").at_stage("transfer").at_bucket("17").at_tensor("lm_head").amounts(10, 4);
+  const Error error = Error(Code::kPeerLost, "gone")
+                          .at_peer("target:0.1")
+                          .at_stage("transfer")
+                          .at_bucket("17")
+                          .at_tensor("lm_head")
+                          .amounts(10, 4);
   Hello hello;
   hello.state = MemberState::kVoted;
   hello.lineage = h;
@@ -31,7 +36,14 @@ inline std::vector<Envelope> samples() {
   hello.layout = sample_bytes(33);
   hello.card = sample_bytes(5);
   hello.staging_bytes = 1 << 20;
-  const Configure configure{LayoutEpoch(4), PlanId{8, 9}, sample_bytes(9), sample_bytes(3), "{}", 4096, {{0, {Role::kSource, 0, 0}, Incarnation(5), {}}, {1, {Role::kTarget, 0, 0}, Incarnation(6), sample_bytes(4)}}};
+  const Configure configure{
+      LayoutEpoch(4),
+      PlanId{8, 9},
+      sample_bytes(9),
+      sample_bytes(3),
+      "{}",
+      4096,
+      {{0, {Role::kSource, 0, 0}, Incarnation(5), {}}, {1, {Role::kTarget, 0, 0}, Incarnation(6), sample_bytes(4)}}};
   struct One {
     Party party;
     bool txn;
@@ -49,7 +61,8 @@ inline std::vector<Envelope> samples() {
       {Party::kTarget, true, Applied{digest, proof, 1000}},
       {Party::kTarget, true, Reopened{2000}},
       {Party::kTarget, true, Failed{Phase::kCopying, true, error}},
-      {Party::kTarget, false, VerifyReport{99, Domain::kLive, true, digest, {Word::kApplied, txn}, version, proof, {error}}},
+      {Party::kTarget, false,
+       VerifyReport{99, Domain::kLive, true, digest, {Word::kApplied, txn}, version, proof, {error}}},
       {Party::kSource, false, Goodbye{"done"}},
       {Party::kClient, false, StatusRequest{1}},
       {Party::kClient, false, VerifyRequest{2, Domain::kLive}},
@@ -57,7 +70,8 @@ inline std::vector<Envelope> samples() {
       {Party::kCoordinator, false, Refused{error, true}},
       {Party::kCoordinator, false, configure},
       {Party::kCoordinator, true, Begin{12, LayoutEpoch(4), h, 1200, true, 30, 600}},
-      {Party::kCoordinator, true, Lend{{{0, Incarnation(5), sample_bytes(21), 640, h}, {1, Incarnation(6), {}, 0, {}}}}},
+      {Party::kCoordinator, true,
+       Lend{{{0, Incarnation(5), sample_bytes(21), 640, h}, {1, Incarnation(6), {}, 0, {}}}}},
       {Party::kCoordinator, true, ReadersDone{}},
       {Party::kCoordinator, true, Gate{version, 5}},
       {Party::kCoordinator, true, Copy{}},
