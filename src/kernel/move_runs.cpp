@@ -11,7 +11,9 @@ constexpr std::int64_t kChunkBytes = 4 << 10;   // digested, then copied out of 
 constexpr std::int64_t kFusedBytes = 64 << 10;  // digested and copied from registers: only the keys must stay in L1
 constexpr std::int64_t kLeastFused = 256;       // shorter rows are mostly partial lines
 constexpr std::int64_t kLongRun = 64 << 10;     // from here a run is its own best prefetcher
-constexpr std::int64_t kNearDelta = 512;
+constexpr std::int64_t kNearDelta = 512;        // a plain copy; digesting bodies wait for more and look further ahead:
+constexpr std::int64_t kFusedDelta = 2048;
+constexpr std::int64_t kDigestDelta = 4096;
 constexpr std::int64_t kFarBytes = 8 << 10;     // how much of the next rows to have under way
 constexpr std::int64_t kLine = 64;
 
@@ -83,11 +85,10 @@ class RunMover {
   void chunk(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t column, std::int64_t n, bool fused) {
     const std::int64_t offset = column * loops_.wire_item;
     Keyer::Block b{.row = r, .rows = rows, .column = column, .n = n, .data = at.src() + r * src_pitch() + offset, .pitch = src_pitch(), .prefetch = prefetch_};
+    if (b.prefetch.near && b.prefetch.delta != 0) b.prefetch.delta = fused ? kFusedDelta : kDigestDelta;
     if (fused) {
       b.store = at.dst() + r * dst_pitch() + offset;
       b.store_pitch = dst_pitch();
-    } else if (b.prefetch.near && b.prefetch.delta != 0) {
-      b.prefetch.delta = kChunkBytes;
     }
     keyer_.digest(ops_, out_.acc, at, b);
     if (loops_.dst != nullptr && !fused) copy(at, r, rows, column, n, {});

@@ -13,7 +13,7 @@ constexpr std::int64_t kLine = 64;
 // quarter of the speed here: bursts of several lines are what matters.
 constexpr std::int64_t kBurst = 512;
 // Bytes read from one source row at a time (into L2), and turned at a time (in L1). Reading single lines at the pitch
-// of a row gets half of what runs of this length get.
+// of a row is far slower than runs of this length.
 constexpr std::int64_t kWide = 1024;
 constexpr std::int64_t kPitch = kWide + kLine;  // rows of a tile must not all meet in the same cache sets
 constexpr std::int64_t kTurn = kLine;
