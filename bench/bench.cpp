@@ -26,7 +26,8 @@ Result<Buffer> Buffer::make(std::int64_t bytes) {
   Buffer out;
   constexpr std::int64_t kHuge = 2 << 20;
   out.bytes_ = ceil_div(bytes, kHuge) * kHuge;
-  void* p = ::mmap(nullptr, static_cast<std::size_t>(out.bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* p =
+      ::mmap(nullptr, static_cast<std::size_t>(out.bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return Error(Code::kExhausted, "cannot map a bench buffer").amounts(out.bytes_, 0);
   out.data_ = static_cast<std::byte*>(p);
   ::madvise(p, static_cast<std::size_t>(out.bytes_), MADV_HUGEPAGE);
@@ -68,12 +69,17 @@ std::vector<double> median_seconds_in_turn(int repeats, std::span<const std::fun
   }
   return out;
 }
-double median_seconds(int repeats, const std::function<void()>& work) { return median_seconds_in_turn(repeats, std::span(&work, 1)).front(); }
+double median_seconds(int repeats, const std::function<void()>& work) {
+  return median_seconds_in_turn(repeats, std::span(&work, 1)).front();
+}
 
-double gbps(std::int64_t bytes, double seconds) { return seconds > 0 ? static_cast<double>(bytes) / seconds * 1e-9 : 0; }
+double gbps(std::int64_t bytes, double seconds) {
+  return seconds > 0 ? static_cast<double>(bytes) / seconds * 1e-9 : 0;
+}
 
 Row against(std::string name, double value, std::string unit, double ceiling, std::string note) {
-  return {std::move(name), value, std::move(unit), ceiling, ceiling > 0 ? std::optional(value / ceiling) : std::nullopt, std::move(note)};
+  return {std::move(name), value, std::move(unit), ceiling, ceiling > 0 ? std::optional(value / ceiling) : std::nullopt,
+          std::move(note)};
 }
 
 std::string machine() {
@@ -120,7 +126,8 @@ std::uint64_t scan(const std::byte* p, std::int64_t bytes) {
 
 std::function<void()> memcpy_work(ThreadPool& pool, std::byte* dst, const std::byte* src, std::int64_t bytes) {
   return [&pool, dst, src, bytes] {
-    sliced(pool, bytes, [&](std::int64_t at, std::int64_t n) { std::memcpy(dst + at, src + at, static_cast<std::size_t>(n)); });
+    sliced(pool, bytes,
+           [&](std::int64_t at, std::int64_t n) { std::memcpy(dst + at, src + at, static_cast<std::size_t>(n)); });
   };
 }
 std::function<void()> read_work(ThreadPool& pool, const std::byte* src, std::int64_t bytes) {

@@ -13,12 +13,12 @@
 namespace refit::bench {
 
 struct Row {
-  std::string name;                // "gather.row"
+  std::string name;  // "gather.row"
   double value = 0;
-  std::string unit;                // "GB/s" (1e9 bytes), "s"
-  std::optional<double> ceiling;   // in the same unit
-  std::optional<double> ratio;     // value / ceiling, or as the row's comment in the docs says
-  std::string note;                // what the ceiling is
+  std::string unit;               // "GB/s" (1e9 bytes), "s"
+  std::optional<double> ceiling;  // in the same unit
+  std::optional<double> ratio;    // value / ceiling, or as the row's comment in the docs says
+  std::string note;               // what the ceiling is
 };
 
 struct Options {

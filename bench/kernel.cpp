@@ -14,7 +14,7 @@ using kernel::Job;
 // A batch of equal jobs over successive parts of two buffers.
 struct Case {
   std::string name;
-  Dims extents, src, dst;               // one job's loops
+  Dims extents, src, dst;                             // one job's loops
   std::int64_t jobs = 1, src_step = 0, dst_step = 0;  // addresses from job to job
   std::int64_t bytes() const {
     std::int64_t n = 2 * jobs;
@@ -56,7 +56,8 @@ Status verify(const Case& c, const Bed& bed) {
         rest /= c.extents[k];
       }
       if (std::memcmp(bed.src.data() + from, bed.dst.data() + to, 2) != 0)
-        return Error(Code::kInternal, c.name + ": element " + std::to_string(i) + " of job " + std::to_string(j) + " is wrong");
+        return Error(Code::kInternal,
+                     c.name + ": element " + std::to_string(i) + " of job " + std::to_string(j) + " is wrong");
     }
   }
   return {};
@@ -68,13 +69,21 @@ std::vector<Case> gather_cases(std::int64_t bytes) {
   std::vector<Case> out;
   constexpr std::int64_t kRow = 11008 * 2, kRows = 4096;
   // Upper half of the rows of 4096 x 11008.
-  out.push_back({"gather.row", {kRows / 2, 11008}, {kRow, 2}, {kRow, 2}, fit(kRows * kRow), kRows * kRow, kRows / 2 * kRow});
+  out.push_back(
+      {"gather.row", {kRows / 2, 11008}, {kRow, 2}, {kRow, 2}, fit(kRows * kRow), kRows * kRow, kRows / 2 * kRow});
   // Query rows of an interleaved QKV: groups of (4 query heads, key, value) x 128 rows x 4096 columns.
   constexpr std::int64_t kHead = 128 * 8192;
-  out.push_back({"gather.qkv", {8, 4, 128, 4096}, {6 * kHead, kHead, 8192, 2}, {4 * kHead, kHead, 8192, 2}, fit(8 * 6 * kHead), 8 * 6 * kHead, 8 * 4 * kHead});
+  out.push_back({"gather.qkv",
+                 {8, 4, 128, 4096},
+                 {6 * kHead, kHead, 8192, 2},
+                 {4 * kHead, kHead, 8192, 2},
+                 fit(8 * 6 * kHead),
+                 8 * 6 * kHead,
+                 8 * 4 * kHead});
   // Left half of the columns of 4096 x 4096: runs of 4 KiB.
   out.push_back({"gather.column", {4096, 2048}, {8192, 2}, {4096, 2}, fit(4096 * 8192), 4096 * 8192, 4096 * 4096});
-  out.push_back({"gather.transpose", {11008, kRows}, {2, kRow}, {kRows * 2, 2}, fit(kRows * kRow), kRows * kRow, kRows * kRow});
+  out.push_back(
+      {"gather.transpose", {11008, kRows}, {2, kRow}, {kRows * 2, 2}, fit(kRows * kRow), kRows * kRow, kRows * kRow});
   return out;
 }
 
@@ -165,8 +174,11 @@ Result<std::vector<Row>> bench_digest(const Options& options) {
   REFIT_TRY(verify_digest(bed, c, keys));
   const Job read = c.job(bed, &keys, false), copy = c.job(bed, nullptr, true), fused = c.job(bed, &keys, true);
   kernel::Digest digest;
-  const auto run_one = [&](const Job& job) { return [&] { kernel::run(exec, std::span(&job, 1), std::span(&digest, 1)); }; };
-  const std::vector<std::function<void()>> works = {read_work(bed.pool, bed.src.data(), bytes), run_one(read), run_one(copy), run_one(fused)};
+  const auto run_one = [&](const Job& job) {
+    return [&] { kernel::run(exec, std::span(&job, 1), std::span(&digest, 1)); };
+  };
+  const std::vector<std::function<void()>> works = {read_work(bed.pool, bed.src.data(), bytes), run_one(read),
+                                                    run_one(copy), run_one(fused)};
   const std::vector<double> seconds = median_seconds_in_turn(options.repeats, works);
   const double scan = gbps(bytes, seconds[0]), plain = gbps(bytes, seconds[2]);
   return std::vector<Row>{{"digest.read", scan, "GB/s", std::nullopt, std::nullopt, "ceiling"},

@@ -16,15 +16,21 @@ nlohmann::json number(const std::optional<double>& v) { return v ? nlohmann::jso
 void print_json(const std::vector<bench::Row>& rows) {
   nlohmann::json list = nlohmann::json::array();
   for (const bench::Row& r : rows)
-    list.push_back({{"name", r.name}, {"value", r.value}, {"unit", r.unit}, {"ceiling", number(r.ceiling)}, {"ratio", number(r.ratio)}});
+    list.push_back({{"name", r.name},
+                    {"value", r.value},
+                    {"unit", r.unit},
+                    {"ceiling", number(r.ceiling)},
+                    {"ratio", number(r.ratio)}});
   fmt::print("{}\n", nlohmann::json{{"machine", bench::machine()}, {"rows", list}}.dump());
 }
 
 void print_table(const std::vector<bench::Row>& rows) {
-  fmt::print("{}\n{:<28} {:>10} {:<8} {:>10} {:>7}  {}\n", bench::machine(), "row", "value", "unit", "ceiling", "ratio", "ceiling is");
+  fmt::print("{}\n{:<28} {:>10} {:<8} {:>10} {:>7}  {}\n", bench::machine(), "row", "value", "unit", "ceiling", "ratio",
+             "ceiling is");
   for (const bench::Row& r : rows)
-    fmt::print("{:<28} {:>10.3f} {:<8} {:>10} {:>7}  {}\n", r.name, r.value, r.unit, r.ceiling ? fmt::format("{:.3f}", *r.ceiling) : "-",
-               r.ratio ? fmt::format("{:.3f}", *r.ratio) : "-", r.note);
+    fmt::print("{:<28} {:>10.3f} {:<8} {:>10} {:>7}  {}\n", r.name, r.value, r.unit,
+               r.ceiling ? fmt::format("{:.3f}", *r.ceiling) : "-", r.ratio ? fmt::format("{:.3f}", *r.ratio) : "-",
+               r.note);
 }
 
 void setup(CLI::App& app, Context& context) {
@@ -35,9 +41,15 @@ void setup(CLI::App& app, Context& context) {
     auto mebibytes = std::make_shared<std::int64_t>(options->bytes >> 20);
     CLI::App* sub = command->add_subcommand(entry.name, entry.help);
     sub->add_flag("--json", context.json, "One JSON object on stdout");
-    sub->add_option("--threads", options->threads, "Threads of the pool")->check(CLI::Range(1, 1024))->capture_default_str();
-    sub->add_option("--mib", *mebibytes, "Size of each buffer in MiB")->check(CLI::Range(16, 1 << 20))->capture_default_str();
-    sub->add_option("--repeats", options->repeats, "Timed runs; the median counts")->check(CLI::Range(1, 1000))->capture_default_str();
+    sub->add_option("--threads", options->threads, "Threads of the pool")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
+    sub->add_option("--mib", *mebibytes, "Size of each buffer in MiB")
+        ->check(CLI::Range(16, 1 << 20))
+        ->capture_default_str();
+    sub->add_option("--repeats", options->repeats, "Timed runs; the median counts")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
     sub->add_option("arguments", options->arguments, "What this bench takes besides");
     sub->callback([&context, options, mebibytes, run = entry.run] {
       options->bytes = *mebibytes << 20;

@@ -14,7 +14,8 @@ struct Context {
   int exit_code = 0;  // what main() returns: 0 only on success
 };
 
-// Prints the error (JSON form {"ok":false,"errors":[…]} on stdout, else one line a message on stderr) and sets the exit code.
+// Prints the error (JSON form {"ok":false,"errors":[…]} on stdout, else one line a message on stderr) and sets the exit
+// code.
 void fail(Context& context, const Error& error);
 void fail(Context& context, const std::vector<Error>& errors);
 

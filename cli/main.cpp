@@ -15,7 +15,8 @@ std::map<std::string, Setup>& registry() {
 
 nlohmann::json to_json(const Error& e) {
   nlohmann::json out{{"code", std::string(to_string(e.code))}, {"message", e.message}};
-  const std::pair<const char*, const std::string*> fields[] = {{"peer", &e.peer}, {"stage", &e.stage}, {"bucket", &e.bucket}, {"tensor", &e.tensor}};
+  const std::pair<const char*, const std::string*> fields[] = {
+      {"peer", &e.peer}, {"stage", &e.stage}, {"bucket", &e.bucket}, {"tensor", &e.tensor}};
   for (const auto& [key, value] : fields)
     if (!value->empty()) out[key] = *value;
   if (e.need) out["need"] = *e.need;
@@ -42,7 +43,9 @@ void fail(Context& context, const std::vector<Error>& errors) {
 
 int main(int argc, char** argv) {
   refit::cli::Context context;
-  CLI::App app{"Refit moves the newest weights of a model from its trainer to its inference engines: in their layout, all or nothing, proven."};
+  CLI::App app{
+      "Refit moves the newest weights of a model from its trainer to its inference engines: in their layout, all or "
+      "nothing, proven."};
   app.set_version_flag("--version", std::string("refit ") + REFIT_VERSION);
   app.require_subcommand(1);
   for (const auto& [name, setup] : refit::cli::registry()) setup(app, context);

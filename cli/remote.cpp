@@ -26,13 +26,23 @@ class Client {
  public:
   static Result<std::unique_ptr<Client>> connect(const std::string& address) {
     if (!address.starts_with("ipc://"))
-      return Error(Code::kUnsupported, "ADDR '" + address + "' is not an ipc:// address; other listeners need keys, which this version does not have");
+      return Error(Code::kUnsupported,
+                   "ADDR '" + address +
+                       "' is not an ipc:// address; other listeners need keys, which this version does not have");
     const std::string path = address.substr(6);
-    if (!std::filesystem::exists(path)) return Error(Code::kPeerLost, "nobody listens at " + address + ": there is no such socket").at_peer("coordinator");
+    if (!std::filesystem::exists(path))
+      return Error(Code::kPeerLost, "nobody listens at " + address + ": there is no such socket")
+          .at_peer("coordinator");
     auto c = std::make_unique<Client>();
     Env& env = system_env();
     c->incarnation_ = Incarnation(env.random_u64());
-    REFIT_ASSIGN(c->mover_, transport::make_mover("zmq", {.runtime_dir = std::filesystem::path(path).parent_path().string(), .job = {}, .member = ~0u, .incarnation = c->incarnation_, .name = "client", .env = &env}));
+    REFIT_ASSIGN(c->mover_,
+                 transport::make_mover("zmq", {.runtime_dir = std::filesystem::path(path).parent_path().string(),
+                                               .job = {},
+                                               .member = ~0u,
+                                               .incarnation = c->incarnation_,
+                                               .name = "client",
+                                               .env = &env}));
     REFIT_ASSIGN(c->lane_, c->mover_->open_control({.address = address, .listen = false}));
     return c;
   }
@@ -52,10 +62,12 @@ class Client {
         REFIT_ASSIGN(const wire::Envelope answer, wire::decode(m->bytes));
         if (const auto* reply = std::get_if<wire::StatusReply>(&answer.message); reply && reply->request == request) {
           json j = json::parse(reply->json, nullptr, false);
-          if (j.is_discarded()) return Error(Code::kCorrupt, "the coordinator's answer is not JSON").at_peer("coordinator");
+          if (j.is_discarded())
+            return Error(Code::kCorrupt, "the coordinator's answer is not JSON").at_peer("coordinator");
           return j;
         }
-        if (const auto* refused = std::get_if<wire::Refused>(&answer.message)) return Error(refused->error).at_peer("coordinator");
+        if (const auto* refused = std::get_if<wire::Refused>(&answer.message))
+          return Error(refused->error).at_peer("coordinator");
       }
     }
     return Error(Code::kTimeout, "the coordinator did not answer in time").at_peer("coordinator");
@@ -74,13 +86,18 @@ std::string field(const json& j, const char* key) {
 
 void print_status(const json& s) {
   const json version = s.value("version", json::object());
-  fmt::print("version {} step {} digest {}   stage {}\n", field(version, "number"), field(version, "step"), field(version, "digest"), field(s, "stage"));
-  for (const json& r : s.value("replicas", json::array())) fmt::print("replica {:<3} {:<12} version {}\n", field(r, "instance"), field(r, "state"), field(r, "version"));
+  fmt::print("version {} step {} digest {}   stage {}\n", field(version, "number"), field(version, "step"),
+             field(version, "digest"), field(s, "stage"));
+  for (const json& r : s.value("replicas", json::array()))
+    fmt::print("replica {:<3} {:<12} version {}\n", field(r, "instance"), field(r, "state"), field(r, "version"));
   fmt::print("{:<14} {:<10} {:>8} {:>9} {:>8} {:>12}\n", "member", "state", "version", "connected", "buckets", "bytes");
   for (const json& m : s.value("members", json::array()))
-    fmt::print("{:<14} {:<10} {:>8} {:>9} {:>8} {:>12}\n", field(m, "name"), field(m, "state"), field(m, "version"), field(m, "connected"), field(m, "buckets_done"), field(m, "bytes_done"));
+    fmt::print("{:<14} {:<10} {:>8} {:>9} {:>8} {:>12}\n", field(m, "name"), field(m, "state"), field(m, "version"),
+               field(m, "connected"), field(m, "buckets_done"), field(m, "bytes_done"));
   const json last = s.value("last", json());
-  if (last.is_object()) fmt::print("last round: {} version {}{}\n", field(last, "outcome"), field(last, "number"), last.contains("error") && !last["error"].is_null() ? "  " + last["error"].dump() : "");
+  if (last.is_object())
+    fmt::print("last round: {} version {}{}\n", field(last, "outcome"), field(last, "number"),
+               last.contains("error") && !last["error"].is_null() ? "  " + last["error"].dump() : "");
 }
 
 Status status(Context& context, const RemoteOptions& o) {
@@ -88,8 +105,10 @@ Status status(Context& context, const RemoteOptions& o) {
   for (std::uint64_t request = 1;; ++request) {
     REFIT_ASSIGN(const json s, client->ask(wire::StatusRequest{request}, request, Deadline::after_s(o.timeout_s)));
     if (o.watch && !context.json) fmt::print("\033[H\033[2J");
-    if (context.json) fmt::print("{}\n", s.dump());
-    else print_status(s);
+    if (context.json)
+      fmt::print("{}\n", s.dump());
+    else
+      print_status(s);
     std::fflush(stdout);
     if (!o.watch) return {};
     system_env().wait(Deadline::after_s(1));
@@ -98,15 +117,18 @@ Status status(Context& context, const RemoteOptions& o) {
 
 Status verify(Context& context, const RemoteOptions& o) {
   REFIT_ASSIGN(const std::unique_ptr<Client> client, Client::connect(o.address));
-  REFIT_ASSIGN(const json v, client->ask(wire::VerifyRequest{1, wire::Domain::kLive}, 1, Deadline::after_s(o.timeout_s)));
+  REFIT_ASSIGN(const json v,
+               client->ask(wire::VerifyRequest{1, wire::Domain::kLive}, 1, Deadline::after_s(o.timeout_s)));
   if (!v.value("ok", false)) context.exit_code = 1;
   if (context.json) {
     fmt::print("{}\n", v.dump());
     return {};
   }
-  fmt::print("version {} digest {}: {}\n", field(v, "version"), field(v, "digest"), v.value("ok", false) ? "every member proves it" : "NOT proven");
+  fmt::print("version {} digest {}: {}\n", field(v, "version"), field(v, "digest"),
+             v.value("ok", false) ? "every member proves it" : "NOT proven");
   for (const json& m : v.value("members", json::array()))
-    fmt::print("{:<14} version {:<4} {} {:<9} proof {}{}\n", field(m, "name"), field(m, "version"), field(m, "digest"), field(m, "domain"), field(m, "proof"),
+    fmt::print("{:<14} version {:<4} {} {:<9} proof {}{}\n", field(m, "name"), field(m, "version"), field(m, "digest"),
+               field(m, "domain"), field(m, "proof"),
                m.contains("errors") && !m["errors"].empty() ? "  " + m["errors"].dump() : "");
   return {};
 }
@@ -114,8 +136,11 @@ Status verify(Context& context, const RemoteOptions& o) {
 template <Status (*kRun)(Context&, const RemoteOptions&)>
 void setup(CLI::App* c, Context& context, bool watch) {
   auto o = std::make_shared<RemoteOptions>();
-  c->add_option("ADDR", o->address, "The coordinator's control address, e.g. what `refit demo --hold` printed")->required();
-  c->add_option("--timeout-s", o->timeout_s, "How long to wait for the answer")->check(CLI::PositiveNumber)->capture_default_str();
+  c->add_option("ADDR", o->address, "The coordinator's control address, e.g. what `refit demo --hold` printed")
+      ->required();
+  c->add_option("--timeout-s", o->timeout_s, "How long to wait for the answer")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   if (watch) c->add_flag("--watch", o->watch, "Repeat every second");
   c->add_flag("--json", context.json, "Print one JSON object");
   c->callback([o, &context] {
@@ -128,7 +153,8 @@ const Registration status_registration("status", [](CLI::App& app, Context& cont
   setup<status>(app.add_subcommand("status", "Versions, states and rates of a running job, per member"), context, true);
 });
 const Registration verify_registration("verify", [](CLI::App& app, Context& context) {
-  setup<verify>(app.add_subcommand("verify", "Ask every member of a running job to prove what it holds"), context, false);
+  setup<verify>(app.add_subcommand("verify", "Ask every member of a running job to prove what it holds"), context,
+                false);
 });
 
 }  // namespace

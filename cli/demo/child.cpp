@@ -50,7 +50,8 @@ Result<std::string> LineSocket::receive(Deadline deadline) {
 
 Result<Child> Child::start(const std::string& name, std::vector<std::string> arguments) {
   int pair[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) return Error(Code::kExhausted, std::string("socketpair: ") + std::strerror(errno));
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
+    return Error(Code::kExhausted, std::string("socketpair: ") + std::strerror(errno));
   Fd mine(pair[0]), theirs(pair[1]);
   arguments.insert(arguments.begin(), "/proc/self/exe");
   std::vector<char*> argv;
@@ -68,7 +69,11 @@ Result<Child> Child::start(const std::string& name, std::vector<std::string> arg
 }
 
 Child::Child(Child&& o) noexcept
-    : name_(std::move(o.name_)), pid_(std::exchange(o.pid_, -1)), status_(o.status_), reaped_(o.reaped_), socket_(std::move(o.socket_)) {}
+    : name_(std::move(o.name_)),
+      pid_(std::exchange(o.pid_, -1)),
+      status_(o.status_),
+      reaped_(o.reaped_),
+      socket_(std::move(o.socket_)) {}
 
 Child& Child::operator=(Child&& o) noexcept {
   if (this != &o) {

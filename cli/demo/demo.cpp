@@ -39,11 +39,18 @@ Result<double> memcpy_gbps(int threads) {
   return best;
 }
 
-std::string proof_text(const wire::ProofCounts& p) { return fmt::format("{} staged, {} live", p.placed_staged, p.placed_live); }
+std::string proof_text(const wire::ProofCounts& p) {
+  return fmt::format("{} staged, {} live", p.placed_staged, p.placed_live);
+}
 
 json error_json(const std::optional<Error>& e) {
   if (!e) return nullptr;
-  return {{"code", std::string(to_string(e->code))}, {"message", e->message}, {"peer", e->peer}, {"stage", e->stage}, {"bucket", e->bucket}, {"tensor", e->tensor}};
+  return {{"code", std::string(to_string(e->code))},
+          {"message", e->message},
+          {"peer", e->peer},
+          {"stage", e->stage},
+          {"bucket", e->bucket},
+          {"tensor", e->tensor}};
 }
 
 class Demo {
@@ -53,7 +60,8 @@ class Demo {
   Status run() {
     REFIT_TRY(prepare());
     REFIT_ASSIGN(fleet_, Fleet::start(options_, source_, target_));
-    say(fmt::format("processes: {} trainer ranks ({}), {} rollout ranks ({}), coordinator at {}", source_->world(), options_.source, target_->world(), options_.target, fleet_->address()));
+    say(fmt::format("processes: {} trainer ranks ({}), {} rollout ranks ({}), coordinator at {}", source_->world(),
+                    options_.source, target_->world(), options_.target, fleet_->address()));
     REFIT_TRY(fleet_->synchronizer().init_communicator());
     REFIT_ASSIGN(memcpy_gbps_, memcpy_gbps(options_.threads));
     header();
@@ -74,32 +82,47 @@ class Demo {
     REFIT_ASSIGN(const ModelSource model, ModelSource::open(options_.model));
     REFIT_ASSIGN(source_, model.layout(options_.source));
     REFIT_ASSIGN(target_, model.layout(options_.target));
-    if (source_->instances() != 1) return Error(Code::kInvalid, "--source '" + options_.source + "' has replicas; the demo trains one instance");
+    if (source_->instances() != 1)
+      return Error(Code::kInvalid, "--source '" + options_.source + "' has replicas; the demo trains one instance");
     REFIT_TRY(model.covers(*source_));
-    plan::Options p{.bucket_bytes = options_.bucket_bytes, .staging_bytes = options_.staging_bytes, .partial = false, .files = false, .allow_cast = options_.allow_cast};
+    plan::Options p{.bucket_bytes = options_.bucket_bytes,
+                    .staging_bytes = options_.staging_bytes,
+                    .partial = false,
+                    .files = false,
+                    .allow_cast = options_.allow_cast};
     REFIT_ASSIGN(world_, plan::make_world(*source_, *target_, p));
     REFIT_ASSIGN(const MemoryBill bill, make_bill(options_, *source_, *target_));
-    say(fmt::format("model: {} ({} tensors, {})", options_.model, source_->catalogue().tensors.size(), model.from_checkpoint() ? "checkpoint" : "random weights"));
-    say(fmt::format("plan: {} needed, {} moved, {} segments in {} buckets, coverage {:.1f}, id {}", human_bytes(world_.bytes_needed), human_bytes(world_.bytes_moved),
-                    world_.segments, world_.buckets, world_.coverage, world_.id.hex().substr(0, 12)));
+    say(fmt::format("model: {} ({} tensors, {})", options_.model, source_->catalogue().tensors.size(),
+                    model.from_checkpoint() ? "checkpoint" : "random weights"));
+    say(fmt::format("plan: {} needed, {} moved, {} segments in {} buckets, coverage {:.1f}, id {}",
+                    human_bytes(world_.bytes_needed), human_bytes(world_.bytes_moved), world_.segments, world_.buckets,
+                    world_.coverage, world_.id.hex().substr(0, 12)));
     say(bill.to_string());
     bill_ = bill;
     if (bill.total() > bill.have)
-      return Error(Code::kExhausted, "this demo does not fit in memory; take fewer replicas or ranks, or a smaller model (NAME@layers=N)").amounts(bill.total(), bill.have);
+      return Error(Code::kExhausted,
+                   "this demo does not fit in memory; take fewer replicas or ranks, or a smaller model (NAME@layers=N)")
+          .amounts(bill.total(), bill.have);
     return {};
   }
 
   void header() {
-    say(fmt::format("ceiling: copy memfd -> arena {:.1f} GB/s ({} thread{} per rank)", memcpy_gbps_, options_.threads, options_.threads == 1 ? "" : "s"));
-    say(fmt::format("{:>4} {:>4} {:<20} {:>10} {:>8} {:>8} {:>9} {:>7} {:>8}  {}", "step", "ver", "outcome", "bytes", "seal s", "total s", "pause ms", "GB/s", "of copy", "proof / witness"));
+    say(fmt::format("ceiling: copy memfd -> arena {:.1f} GB/s ({} thread{} per rank)", memcpy_gbps_, options_.threads,
+                    options_.threads == 1 ? "" : "s"));
+    say(fmt::format("{:>4} {:>4} {:<20} {:>10} {:>8} {:>8} {:>9} {:>7} {:>8}  {}", "step", "ver", "outcome", "bytes",
+                    "seal s", "total s", "pause ms", "GB/s", "of copy", "proof / witness"));
   }
 
   Status train(int step) {
     if (step == 0) return {};
-    const std::vector<json> answers = fleet_->ask("step " + std::to_string(step), Role::kSource, Deadline::after_s(kAnswerS));
+    const std::vector<json> answers =
+        fleet_->ask("step " + std::to_string(step), Role::kSource, Deadline::after_s(kAnswerS));
     for (std::size_t m = 0; m < fleet_->sources(); ++m)
       if (!answers[m].is_object() || !answers[m].value("ok", false))
-        return Error(Code::kPeerLost, answers[m].is_object() ? answers[m].value("error", std::string("failed")) : std::string("did not answer")).at_peer(fleet_->name(m).to_string()).at_stage("train");
+        return Error(Code::kPeerLost, answers[m].is_object() ? answers[m].value("error", std::string("failed"))
+                                                             : std::string("did not answer"))
+            .at_peer(fleet_->name(m).to_string())
+            .at_stage("train");
     fleet_->stepped(step);
     fleet_->synchronizer().mark_stale();
     return {};
@@ -141,33 +164,64 @@ class Demo {
       const std::vector<json> checks = fleet_->ask("check", Role::kTarget, Deadline::after_s(kAnswerS));
       for (std::size_t m = fleet_->sources(); m < fleet_->size(); ++m) {
         const json& c = checks[m];
-        const bool good = c.is_object() && c.value("ok", false) && c.value("version", std::uint64_t{0}) == r.version.number && c.value("step", -1) == step;
-        if (!good && witness.empty()) witness = fleet_->name(m).to_string() + ": " + (c.is_object() ? c.value("error", std::string("serves another version")) : std::string("did not answer"));
+        const bool good = c.is_object() && c.value("ok", false) &&
+                          c.value("version", std::uint64_t{0}) == r.version.number && c.value("step", -1) == step;
+        if (!good && witness.empty())
+          witness =
+              fleet_->name(m).to_string() + ": " +
+              (c.is_object() ? c.value("error", std::string("serves another version")) : std::string("did not answer"));
         verified = verified && good;
         if (good) compared += c.value("bytes", std::int64_t{0});
       }
     }
     const double transfer = static_cast<double>(stage) * 1e-9;
     const double rate = transfer > 0 ? static_cast<double>(world_.bytes_needed) / transfer * 1e-9 : 0;
-    return {{"step", step}, {"version", r.version.number}, {"attempted", r.number}, {"digest", r.version.digest.hex()}, {"bytes_useful", world_.bytes_needed},
-            {"bytes_wire", report.ok() ? world_.bytes_moved : 0}, {"publish_seconds", static_cast<double>(seal) * 1e-9}, {"transfer_seconds", transfer}, {"seconds", report.seconds},
-            {"pause_seconds", static_cast<double>(r.max_pause_ns) * 1e-9}, {"transfer_gbps", rate}, {"verified", verified}, {"witness_bytes", compared}, {"witness_error", witness},
-            {"proof_version", report.proof}, {"proof", {{"placed_staged", r.proof.placed_staged}, {"placed_live", r.proof.placed_live}, {"handed_over", r.proof.handed_over}, {"probed", r.proof.probed}}},
-            {"outcome", std::string(wire::to_string(r.outcome))}, {"error", error_json(r.error)}, {"stale", fleet_->synchronizer().is_stale()}, {"resources", resources}};
+    return {{"step", step},
+            {"version", r.version.number},
+            {"attempted", r.number},
+            {"digest", r.version.digest.hex()},
+            {"bytes_useful", world_.bytes_needed},
+            {"bytes_wire", report.ok() ? world_.bytes_moved : 0},
+            {"publish_seconds", static_cast<double>(seal) * 1e-9},
+            {"transfer_seconds", transfer},
+            {"seconds", report.seconds},
+            {"pause_seconds", static_cast<double>(r.max_pause_ns) * 1e-9},
+            {"transfer_gbps", rate},
+            {"verified", verified},
+            {"witness_bytes", compared},
+            {"witness_error", witness},
+            {"proof_version", report.proof},
+            {"proof",
+             {{"placed_staged", r.proof.placed_staged},
+              {"placed_live", r.proof.placed_live},
+              {"handed_over", r.proof.handed_over},
+              {"probed", r.proof.probed}}},
+            {"outcome", std::string(wire::to_string(r.outcome))},
+            {"error", error_json(r.error)},
+            {"stale", fleet_->synchronizer().is_stale()},
+            {"resources", resources}};
   }
 
   void print(const json& row, const sync::SyncReport& report) {
     const double rate = row["transfer_gbps"].get<double>();
     const bool ok = report.ok();
-    say(fmt::format("{:>4} {:>4} {:<20} {:>10} {:>8.3f} {:>8.3f} {:>9.2f} {:>7} {:>8}  {}", row["step"].get<int>(), row["version"].get<std::uint64_t>(), row["outcome"].get<std::string>(),
-                    human_bytes(row["bytes_wire"].get<std::int64_t>()), row["publish_seconds"].get<double>(), row["seconds"].get<double>(), row["pause_seconds"].get<double>() * 1e3,
-                    ok ? fmt::format("{:.1f}", rate) : "-", ok ? fmt::format("{:.2f}", rate / memcpy_gbps_) : "-",
-                    ok ? fmt::format("{}{}; {} equal to the checkpoint + {} steps", proof_text(report.round.proof), report.proof ? " (re-read)" : "", human_bytes(row["witness_bytes"].get<std::int64_t>()), row["step"].get<int>())
-                       : (report.round.error ? report.round.error->to_string() : std::string("no error was reported"))));
-    if (!row["witness_error"].get<std::string>().empty()) say("     WITNESS: " + row["witness_error"].get<std::string>());
+    say(fmt::format(
+        "{:>4} {:>4} {:<20} {:>10} {:>8.3f} {:>8.3f} {:>9.2f} {:>7} {:>8}  {}", row["step"].get<int>(),
+        row["version"].get<std::uint64_t>(), row["outcome"].get<std::string>(),
+        human_bytes(row["bytes_wire"].get<std::int64_t>()), row["publish_seconds"].get<double>(),
+        row["seconds"].get<double>(), row["pause_seconds"].get<double>() * 1e3, ok ? fmt::format("{:.1f}", rate) : "-",
+        ok ? fmt::format("{:.2f}", rate / memcpy_gbps_) : "-",
+        ok ? fmt::format("{}{}; {} equal to the checkpoint + {} steps", proof_text(report.round.proof),
+                         report.proof ? " (re-read)" : "", human_bytes(row["witness_bytes"].get<std::int64_t>()),
+                         row["step"].get<int>())
+           : (report.round.error ? report.round.error->to_string() : std::string("no error was reported"))));
+    if (!row["witness_error"].get<std::string>().empty())
+      say("     WITNESS: " + row["witness_error"].get<std::string>());
     if (ok) return;
     for (const std::string& d : fleet_->dead()) say("     died: " + d);
-    for (const json& t : row["targets"]) say(fmt::format("     replica {} serves version {} ({})", t["index"].get<int>(), t["version"].get<std::uint64_t>(), t["state"].get<std::string>()));
+    for (const json& t : row["targets"])
+      say(fmt::format("     replica {} serves version {} ({})", t["index"].get<int>(),
+                      t["version"].get<std::uint64_t>(), t["state"].get<std::string>()));
   }
 
   // One row per replica; a replica is what its least advanced rank is.
@@ -176,7 +230,10 @@ class Demo {
     const auto per = static_cast<std::size_t>(target_->world() / target_->instances());
     std::vector<json> out;
     for (std::size_t i = 0; i < static_cast<std::size_t>(target_->instances()); ++i) {
-      json row{{"index", i}, {"version", ~std::uint64_t{0}}, {"digest", ""}, {"state", "serving"}, {"forwards", 0}, {"torn", 0}, {"stale_cache", 0}, {"refused", 0}};
+      json row{{"index", i},       {"version", ~std::uint64_t{0}},
+               {"digest", ""},     {"state", "serving"},
+               {"forwards", 0},    {"torn", 0},
+               {"stale_cache", 0}, {"refused", 0}};
       for (std::size_t r = 0; r < per; ++r) {
         const json& j = reports[fleet_->sources() + i * per + r];
         if (!j.is_object()) {
@@ -187,7 +244,8 @@ class Demo {
         if (row["state"] == "serving") row["state"] = j.value("state", std::string());
         if (j.value("version", std::uint64_t{0}) < row["version"].get<std::uint64_t>()) row["version"] = j["version"];
         row["digest"] = j.value("digest", std::string());
-        for (const char* key : {"forwards", "torn", "stale_cache", "refused"}) row[key] = row[key].get<std::uint64_t>() + j["serving"].value(key, std::uint64_t{0});
+        for (const char* key : {"forwards", "torn", "stale_cache", "refused"})
+          row[key] = row[key].get<std::uint64_t>() + j["serving"].value(key, std::uint64_t{0});
       }
       out.push_back(std::move(row));
     }
@@ -204,22 +262,44 @@ class Demo {
     bool ok = verdict.ok() && json::parse(*verdict, nullptr, false).value("ok", false) && !versions_.empty();
     std::size_t failed = 0;
     for (const json& v : versions_) {
-      if (v["outcome"] != "committed") ++failed;
-      else ok = ok && v["verified"].get<bool>();
+      if (v["outcome"] != "committed")
+        ++failed;
+      else
+        ok = ok && v["verified"].get<bool>();
     }
     // Each planned death may cost one version; the last one must be whole.
     ok = ok && failed <= options_.kill.size() + options_.stop.size() && versions_.back()["outcome"] == "committed";
-    for (const json& t : targets) ok = ok && t["torn"] == 0 && t["stale_cache"] == 0 && t["version"] == versions_.back()["version"];
-    const double rate = versions_.empty() ? 0 : versions_.back()["transfer_gbps"].get<double>();
-    say(fmt::format("memory: peak {} on the busiest rank (its shard + one copy; budget includes {} staging, which a mapped transport leaves untouched)", human_bytes(peak), human_bytes(options_.staging_bytes)));
     for (const json& t : targets)
-      say(fmt::format("replica {}: version {} {}, {} forward passes served, {} torn, {} from a stale cache", t["index"].get<int>(), t["version"].get<std::uint64_t>(), t["state"].get<std::string>(),
-                      t["forwards"].get<std::uint64_t>(), t["torn"].get<std::uint64_t>(), t["stale_cache"].get<std::uint64_t>()));
+      ok = ok && t["torn"] == 0 && t["stale_cache"] == 0 && t["version"] == versions_.back()["version"];
+    const double rate = versions_.empty() ? 0 : versions_.back()["transfer_gbps"].get<double>();
+    say(
+        fmt::format("memory: peak {} on the busiest rank (its shard + one copy; budget includes {} staging, which a "
+                    "mapped transport leaves untouched)",
+                    human_bytes(peak), human_bytes(options_.staging_bytes)));
+    for (const json& t : targets)
+      say(fmt::format("replica {}: version {} {}, {} forward passes served, {} torn, {} from a stale cache",
+                      t["index"].get<int>(), t["version"].get<std::uint64_t>(), t["state"].get<std::string>(),
+                      t["forwards"].get<std::uint64_t>(), t["torn"].get<std::uint64_t>(),
+                      t["stale_cache"].get<std::uint64_t>()));
     say(std::string("verify: ") + (verdict.ok() ? *verdict : verdict.error().to_string()));
     if (context_.json)
-      fmt::print("{}\n", json{{"versions", versions_}, {"memcpy_gbps", memcpy_gbps_}, {"ratio_to_memcpy", memcpy_gbps_ > 0 ? rate / memcpy_gbps_ : 0}, {"targets", targets},
-                              {"memory", {{"bill", {{"source_shards", bill_.source_shards}, {"snapshots", bill_.snapshots}, {"target_shards", bill_.target_shards}, {"shadows", bill_.shadows}, {"processes", bill_.other}, {"need", bill_.total()}, {"have", bill_.have}}}, {"peak_rank", peak}}},
-                              {"plan_id", world_.id.hex()}, {"address", fleet_->address()}, {"ok", ok}}
+      fmt::print("{}\n", json{{"versions", versions_},
+                              {"memcpy_gbps", memcpy_gbps_},
+                              {"ratio_to_memcpy", memcpy_gbps_ > 0 ? rate / memcpy_gbps_ : 0},
+                              {"targets", targets},
+                              {"memory",
+                               {{"bill",
+                                 {{"source_shards", bill_.source_shards},
+                                  {"snapshots", bill_.snapshots},
+                                  {"target_shards", bill_.target_shards},
+                                  {"shadows", bill_.shadows},
+                                  {"processes", bill_.other},
+                                  {"need", bill_.total()},
+                                  {"have", bill_.have}}},
+                                {"peak_rank", peak}}},
+                              {"plan_id", world_.id.hex()},
+                              {"address", fleet_->address()},
+                              {"ok", ok}}
                              .dump());
     if (!ok) context_.exit_code = 1;
     say(ok ? "ok" : "NOT ok");
@@ -245,24 +325,46 @@ class Demo {
 
 void setup_demo(CLI::App& app, Context& context) {
   auto o = std::make_shared<DemoOptions>();
-  CLI::App* c = app.add_subcommand("demo", "The whole job on this machine: trainer and rollout processes, a dense version, training-like steps, a refit each, every version proven");
-  c->add_option("--model", o->model, "Checkpoint directory, or NAME[@layers=N] of a built-in configuration with random weights")->capture_default_str();
+  CLI::App* c = app.add_subcommand("demo",
+                                   "The whole job on this machine: trainer and rollout processes, a dense version, "
+                                   "training-like steps, a refit each, every version proven");
+  c->add_option("--model", o->model,
+                "Checkpoint directory, or NAME[@layers=N] of a built-in configuration with random weights")
+      ->capture_default_str();
   c->add_option("--source", o->source, "Layout of the trainer, e.g. fsdp=2,tp=2")->capture_default_str();
-  c->add_option("--target", o->target, "Layout of the rollout engine, e.g. vllm:tp=3,replicas=2")->capture_default_str();
+  c->add_option("--target", o->target, "Layout of the rollout engine, e.g. vllm:tp=3,replicas=2")
+      ->capture_default_str();
   c->add_option("--transport", o->transport, "How weights move")->capture_default_str();
-  c->add_option("--steps", o->steps, "Training-like steps after the first version")->check(CLI::NonNegativeNumber)->capture_default_str();
-  c->add_option("--kill", o->kill, "ROLE:INDEX[.RANK]@STEP: that process dies there in the first round after version 1; repeatable");
-  c->add_option("--stop", o->stop, "Like --kill with SIGSTOP: the process stands still, and is ended before the next step");
-  c->add_option("--share", o->share, "Share of elements that a step changes")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  c->add_option("--steps", o->steps, "Training-like steps after the first version")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c->add_option("--kill", o->kill,
+                "ROLE:INDEX[.RANK]@STEP: that process dies there in the first round after version 1; repeatable");
+  c->add_option("--stop", o->stop,
+                "Like --kill with SIGSTOP: the process stands still, and is ended before the next step");
+  c->add_option("--share", o->share, "Share of elements that a step changes")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   c->add_option("--seed", o->seed, "Seed of random weights and steps")->capture_default_str();
-  c->add_option("--staging-bytes", o->staging_bytes, "refit.staging_bytes")->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--bucket-bytes", o->bucket_bytes, "refit.bucket_bytes")->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--proof-every", o->proof_every, "refit.proof_every")->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--threads", o->threads, "Kernel threads per process")->check(CLI::Range(1, 256))->capture_default_str();
-  c->add_option("--stall-timeout-s", o->stall_timeout_s, "refit.stall_timeout_s")->check(CLI::PositiveNumber)->capture_default_str();
+  c->add_option("--staging-bytes", o->staging_bytes, "refit.staging_bytes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_option("--bucket-bytes", o->bucket_bytes, "refit.bucket_bytes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_option("--proof-every", o->proof_every, "refit.proof_every")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_option("--threads", o->threads, "Kernel threads per process")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  c->add_option("--stall-timeout-s", o->stall_timeout_s, "refit.stall_timeout_s")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   c->add_option("--allow-cast", o->allow_cast, "Tensors (pattern) whose casts may lose values; repeatable");
   c->add_flag("--snapshot", o->snapshot, "refit.snapshot: the trainer copies its weights before they are sealed");
-  c->add_flag("--on-target-loss-continue", o->on_loss_continue, "refit.on_target_loss: continue without a lost replica");
+  c->add_flag("--on-target-loss-continue", o->on_loss_continue,
+              "refit.on_target_loss: continue without a lost replica");
   c->add_flag("--hold", o->hold, "Keep running at the end and print the coordinator's ADDR");
   c->add_flag("--json", context.json, "Print one JSON object");
   c->callback([o, &context] {

@@ -11,7 +11,9 @@ Result<Kill> parse_kill(const std::string& text) {
   const auto bad = [&](const std::string& why) {
     std::string phases;
     for (int p = 0; p < kPhaseCount; ++p) phases += (p ? ", " : "") + std::string(to_string(static_cast<Phase>(p)));
-    return Error(Code::kInvalid, "--kill '" + text + "': " + why + "; the form is ROLE:INDEX[.RANK]@STEP, ROLE source or target, STEP one of " + phases);
+    return Error(Code::kInvalid, "--kill '" + text + "': " + why +
+                                     "; the form is ROLE:INDEX[.RANK]@STEP, ROLE source or target, STEP one of " +
+                                     phases);
   };
   const auto colon = text.find(':'), at = text.find('@');
   if (colon == std::string::npos || at == std::string::npos || at < colon) return bad("parts are missing");
@@ -26,10 +28,13 @@ Result<Kill> parse_kill(const std::string& text) {
     return err == std::errc() && end == s.data() + s.size();
   };
   std::uint32_t first = 0, second = 0;
-  if (!number(index.substr(0, dot), first) || (dot != std::string::npos && !number(index.substr(dot + 1), second))) return bad("the index is not a number");
+  if (!number(index.substr(0, dot), first) || (dot != std::string::npos && !number(index.substr(dot + 1), second)))
+    return bad("the index is not a number");
   // A lone source index is its rank (there is one trainer); a lone target index is a replica, whose rank 0 dies.
-  if (out.who.role == Role::kSource && dot == std::string::npos) out.who.rank = first;
-  else out.who.instance = first, out.who.rank = second;
+  if (out.who.role == Role::kSource && dot == std::string::npos)
+    out.who.rank = first;
+  else
+    out.who.instance = first, out.who.rank = second;
   out.phase = text.substr(at + 1);
   Phase ignored{};
   if (!phase_from_string(out.phase, ignored)) return bad("unknown step '" + out.phase + "'");
@@ -37,8 +42,10 @@ Result<Kill> parse_kill(const std::string& text) {
 }
 
 std::string MemoryBill::to_string() const {
-  return fmt::format("memory: trainer shards {} + snapshots {} + rollout shards {} + shadows {} + processes {} = {}; available {}", human_bytes(source_shards),
-                     human_bytes(snapshots), human_bytes(target_shards), human_bytes(shadows), human_bytes(other), human_bytes(total()), human_bytes(have));
+  return fmt::format(
+      "memory: trainer shards {} + snapshots {} + rollout shards {} + shadows {} + processes {} = {}; available {}",
+      human_bytes(source_shards), human_bytes(snapshots), human_bytes(target_shards), human_bytes(shadows),
+      human_bytes(other), human_bytes(total()), human_bytes(have));
 }
 
 namespace {
@@ -70,7 +77,8 @@ Result<std::int64_t> shard_bytes(const model::Layout& layout) {
 }  // namespace
 
 Result<MemoryBill> make_bill(const DemoOptions& options, const model::Layout& source, const model::Layout& target) {
-  constexpr std::int64_t kProcessBytes = 24 << 20;  // code, stacks, plan, control: measured order of magnitude per process
+  constexpr std::int64_t kProcessBytes = 24
+                                         << 20;  // code, stacks, plan, control: measured order of magnitude per process
   constexpr std::int64_t kReserve = 512 << 20;
   MemoryBill bill;
   REFIT_ASSIGN(bill.source_shards, shard_bytes(source));

@@ -41,5 +41,4 @@ struct MemoryBill {
 };
 Result<MemoryBill> make_bill(const DemoOptions& options, const model::Layout& source, const model::Layout& target);
 
-
 }  // namespace refit::cli

@@ -36,8 +36,8 @@ Result<Child> Fleet::launch(std::uint32_t member, bool with_kill) {
   return Child::start(who.to_string(), m.arguments());
 }
 
-Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::shared_ptr<const model::Layout> source, std::shared_ptr<const model::Layout> target,
-                                             Observer observer) {
+Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::shared_ptr<const model::Layout> source,
+                                            std::shared_ptr<const model::Layout> target, Observer observer) {
   std::unique_ptr<Fleet> f(new Fleet);
   f->options_ = options;
   Env& env = system_env();
@@ -49,7 +49,8 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
     for (const std::string& k : stop ? options.stop : options.kill) {
       REFIT_ASSIGN(Kill kill, parse_kill(k));
       kill.stop = stop;
-      if (!f->shape_.slot(kill.who)) return Error(Code::kInvalid, "--kill " + k + ": there is no " + kill.who.to_string());
+      if (!f->shape_.slot(kill.who))
+        return Error(Code::kInvalid, "--kill " + k + ": there is no " + kill.who.to_string());
       f->kills_.push_back(kill);
     }
   const Hash128 job{env.random_u64(), env.random_u64()};
@@ -57,7 +58,12 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
   REFIT_ASSIGN(const std::string base, transport::make_runtime_dir(env, ""));
   REFIT_ASSIGN(f->runtime_dir_, transport::make_runtime_dir(env, base + "/demo-" + f->job_.substr(0, 8)));
   f->control_ = "ipc://" + f->runtime_dir_ + "/control";
-  REFIT_ASSIGN(f->mover_, transport::make_mover("zmq", {.runtime_dir = f->runtime_dir_, .job = job, .member = ~0u, .incarnation = Incarnation(env.random_u64()), .name = "coordinator", .env = &env}));
+  REFIT_ASSIGN(f->mover_, transport::make_mover("zmq", {.runtime_dir = f->runtime_dir_,
+                                                        .job = job,
+                                                        .member = ~0u,
+                                                        .incarnation = Incarnation(env.random_u64()),
+                                                        .name = "coordinator",
+                                                        .env = &env}));
 
   std::int64_t largest = 0;
   for (const auto& layout : {source, target})
@@ -76,7 +82,11 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
   s.shape = f->shape_;
   s.control_address = f->control_;
   s.journal_path = f->runtime_dir_ + "/journal";
-  s.plan = {.bucket_bytes = options.bucket_bytes, .staging_bytes = options.staging_bytes, .partial = false, .files = false, .allow_cast = options.allow_cast};
+  s.plan = {.bucket_bytes = options.bucket_bytes,
+            .staging_bytes = options.staging_bytes,
+            .partial = false,
+            .files = false,
+            .allow_cast = options.allow_cast};
   s.proof_every = options.proof_every;
   s.on_target_loss = options.on_loss_continue ? sync::OnTargetLoss::kContinue : sync::OnTargetLoss::kFail;
   s.stall_timeout_s = options.stall_timeout_s;
@@ -91,14 +101,16 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
     Result<std::string> line = c.socket().receive(Deadline::after_s(kStartS));
     if (!line.ok()) return Error(std::move(line).error()).at_peer(c.name()).at_stage("start");
     const nlohmann::json j = nlohmann::json::parse(*line, nullptr, false);
-    if (!j.value("ok", false)) return Error(Code::kInvalid, j.value("error", std::string("did not start"))).at_peer(c.name()).at_stage("start");
+    if (!j.value("ok", false))
+      return Error(Code::kInvalid, j.value("error", std::string("did not start"))).at_peer(c.name()).at_stage("start");
   }
   return f;
 }
 
 Fleet::~Fleet() {
   children_.clear();
-  if (synchronizer_) [[maybe_unused]] const Status s = synchronizer_->shutdown();
+  if (synchronizer_) [[maybe_unused]]
+    const Status s = synchronizer_->shutdown();
   std::error_code ignored;
   if (!runtime_dir_.empty()) std::filesystem::remove_all(runtime_dir_, ignored);
 }
@@ -107,7 +119,8 @@ std::vector<nlohmann::json> Fleet::ask(const std::string& line, std::optional<Ro
   std::vector<nlohmann::json> out(children_.size());
   std::vector<bool> asked(children_.size());
   for (std::size_t m = 0; m < children_.size(); ++m)
-    asked[m] = (!role || name(m).role == *role) && children_[m].running() && !children_[m].stopped() && children_[m].socket().send(line).ok();
+    asked[m] = (!role || name(m).role == *role) && children_[m].running() && !children_[m].stopped() &&
+               children_[m].socket().send(line).ok();
   for (std::size_t m = 0; m < children_.size(); ++m) {
     if (!asked[m]) continue;
     const Result<std::string> answer = children_[m].socket().receive(deadline);
@@ -141,7 +154,8 @@ Result<std::vector<std::string>> Fleet::revive() {
 Status Fleet::stop() {
   Status first;
   for (Child& c : children_)
-    if (c.running()) [[maybe_unused]] const Status s = c.socket().send("quit");
+    if (c.running()) [[maybe_unused]]
+      const Status s = c.socket().send("quit");
   for (Child& c : children_) {
     const Status s = c.wait(Deadline::after_s(10));
     if (!s.ok() && first.ok()) first = s;

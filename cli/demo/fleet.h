@@ -14,8 +14,8 @@ namespace refit::cli {
 
 class Fleet {
  public:
-  static Result<std::unique_ptr<Fleet>> start(const DemoOptions& options, std::shared_ptr<const model::Layout> source, std::shared_ptr<const model::Layout> target,
-                                             Observer observer = {});
+  static Result<std::unique_ptr<Fleet>> start(const DemoOptions& options, std::shared_ptr<const model::Layout> source,
+                                              std::shared_ptr<const model::Layout> target, Observer observer = {});
   ~Fleet();
 
   sync::WeightSynchronizer& synchronizer() { return *synchronizer_; }

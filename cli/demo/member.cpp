@@ -17,8 +17,8 @@
 namespace refit::cli {
 namespace {
 
-constexpr double kSliceS = 0.02;   // how long the agent runs between two looks at the driver's lines
-constexpr double kGuardS = 30;     // how long a training step waits for a lease to end
+constexpr double kSliceS = 0.02;  // how long the agent runs between two looks at the driver's lines
+constexpr double kGuardS = 30;    // how long a training step waits for a lease to end
 
 std::string number(std::uint64_t v) { return std::to_string(v); }
 
@@ -37,7 +37,12 @@ struct Process {
   std::int64_t steps = 0;
 
   Process(const MemberOptions& o, ModelSource m)
-      : options(o), model(std::move(m)), rule{.seed = o.seed, .share = o.share}, pool(o.threads), budget(o.budget_bytes), lines(Fd(kChildSocketFd)) {}
+      : options(o),
+        model(std::move(m)),
+        rule{.seed = o.seed, .share = o.share},
+        pool(o.threads),
+        budget(o.budget_bytes),
+        lines(Fd(kChildSocketFd)) {}
   agent::Agent& agent() { return source ? *source : *target; }
 };
 
@@ -57,8 +62,13 @@ Status set_up(Process& p) {
   const MemberOptions& o = p.options;
   const auto job = Hash128::from_hex(o.job);
   if (!job) return Error(Code::kInvalid, "--job must be 32 hex digits");
-  transport::MoverOptions m{.runtime_dir = o.runtime_dir, .job = *job, .member = o.member, .incarnation = Incarnation(system_env().random_u64()),
-                            .name = name_of(o).to_string(), .env = &system_env(), .staging_bytes = o.staging_bytes};
+  transport::MoverOptions m{.runtime_dir = o.runtime_dir,
+                            .job = *job,
+                            .member = o.member,
+                            .incarnation = Incarnation(system_env().random_u64()),
+                            .name = name_of(o).to_string(),
+                            .env = &system_env(),
+                            .staging_bytes = o.staging_bytes};
   REFIT_ASSIGN(p.data, transport::make_mover(o.transport, m));
   REFIT_ASSIGN(p.control, transport::make_mover("zmq", m));
 
@@ -94,7 +104,9 @@ Status set_up(Process& p) {
 std::int64_t entries(const char* directory) {
   std::error_code ignored;
   std::int64_t n = 0;
-  for (auto it = std::filesystem::directory_iterator(directory, ignored); !ignored && it != std::filesystem::directory_iterator(); it.increment(ignored)) ++n;
+  for (auto it = std::filesystem::directory_iterator(directory, ignored);
+       !ignored && it != std::filesystem::directory_iterator(); it.increment(ignored))
+    ++n;
   return n;
 }
 
@@ -103,18 +115,37 @@ nlohmann::json resources() {
   std::ifstream in("/proc/self/statm");
   std::int64_t pages = 0, resident = 0;
   in >> pages >> resident;
-  return {{"descriptors", entries("/proc/self/fd")}, {"threads", entries("/proc/self/task")}, {"resident", resident * ::sysconf(_SC_PAGESIZE)}};
+  return {{"descriptors", entries("/proc/self/fd")},
+          {"threads", entries("/proc/self/task")},
+          {"resident", resident * ::sysconf(_SC_PAGESIZE)}};
 }
 
 nlohmann::json report_of(Process& p) {
   const agent::AgentReport r = p.agent().report();
-  nlohmann::json out{{"state", r.state}, {"version", r.version.number}, {"step", r.version.step}, {"digest", r.version.digest.hex()},
-                     {"seal_ns", r.seal_ns}, {"stage_ns", r.stage_ns}, {"verify_ns", r.verify_ns}, {"copy_ns", r.copy_ns}, {"plan_ns", r.plan_ns},
-                     {"bytes_staged", r.bytes_staged}, {"bytes_sealed", r.bytes_sealed}, {"snapshot_bytes", r.snapshot_bytes}, {"shadow_bytes", r.shadow_bytes},
-                     {"buckets", r.buckets}, {"memory_used", p.budget.used()}, {"memory_peak", p.budget.peak()}, {"resources", resources()}};
+  nlohmann::json out{{"state", r.state},
+                     {"version", r.version.number},
+                     {"step", r.version.step},
+                     {"digest", r.version.digest.hex()},
+                     {"seal_ns", r.seal_ns},
+                     {"stage_ns", r.stage_ns},
+                     {"verify_ns", r.verify_ns},
+                     {"copy_ns", r.copy_ns},
+                     {"plan_ns", r.plan_ns},
+                     {"bytes_staged", r.bytes_staged},
+                     {"bytes_sealed", r.bytes_sealed},
+                     {"snapshot_bytes", r.snapshot_bytes},
+                     {"shadow_bytes", r.shadow_bytes},
+                     {"buckets", r.buckets},
+                     {"memory_used", p.budget.used()},
+                     {"memory_peak", p.budget.peak()},
+                     {"resources", resources()}};
   if (p.engine) {
     const engine::ServeCounts c = p.engine->counts();
-    out["serving"] = {{"forwards", c.forwards}, {"refused", c.refused}, {"torn", c.torn}, {"stale_cache", c.stale_cache}, {"version", p.engine->version().number}};
+    out["serving"] = {{"forwards", c.forwards},
+                      {"refused", c.refused},
+                      {"torn", c.torn},
+                      {"stale_cache", c.stale_cache},
+                      {"version", p.engine->version().number}};
   }
   return out;
 }
@@ -149,7 +180,8 @@ Result<bool> obey(Process& p, const std::string& line) {
   if (verb == "check") REFIT_TRY(p.lines.send(check_of(p).dump()));
   if (verb == "step") {
     const Status s = train(p, std::strtoll(line.c_str() + space + 1, nullptr, 10));
-    REFIT_TRY(p.lines.send(s.ok() ? "{\"ok\":true}" : nlohmann::json{{"ok", false}, {"error", s.error().to_string()}}.dump()));
+    REFIT_TRY(p.lines.send(s.ok() ? "{\"ok\":true}"
+                                  : nlohmann::json{{"ok", false}, {"error", s.error().to_string()}}.dump()));
   }
   return true;
 }
@@ -157,10 +189,39 @@ Result<bool> obey(Process& p, const std::string& line) {
 }  // namespace
 
 std::vector<std::string> MemberOptions::arguments() const {
-  std::vector<std::string> out = {"demo-member", "--model", model, "--source", source_spec, "--target", target_spec, "--transport", transport,
-                                  "--role", std::string(to_string(role)), "--instance", number(instance), "--rank", number(rank), "--member", number(member),
-                                  "--runtime-dir", runtime_dir, "--control", control, "--job", job, "--seed", number(seed), "--share", std::to_string(share),
-                                  "--staging-bytes", std::to_string(staging_bytes), "--budget-bytes", std::to_string(budget_bytes), "--threads", std::to_string(threads)};
+  std::vector<std::string> out = {"demo-member",
+                                  "--model",
+                                  model,
+                                  "--source",
+                                  source_spec,
+                                  "--target",
+                                  target_spec,
+                                  "--transport",
+                                  transport,
+                                  "--role",
+                                  std::string(to_string(role)),
+                                  "--instance",
+                                  number(instance),
+                                  "--rank",
+                                  number(rank),
+                                  "--member",
+                                  number(member),
+                                  "--runtime-dir",
+                                  runtime_dir,
+                                  "--control",
+                                  control,
+                                  "--job",
+                                  job,
+                                  "--seed",
+                                  number(seed),
+                                  "--share",
+                                  std::to_string(share),
+                                  "--staging-bytes",
+                                  std::to_string(staging_bytes),
+                                  "--budget-bytes",
+                                  std::to_string(budget_bytes),
+                                  "--threads",
+                                  std::to_string(threads)};
   if (!kill_at.empty()) out.insert(out.end(), {"--kill-at", kill_at, "--kill-round", number(kill_round)});
   if (steps_done > 0) out.insert(out.end(), {"--steps-done", std::to_string(steps_done)});
   if (kill_stops) out.push_back("--kill-stops");
@@ -173,7 +234,8 @@ Status run_member(const MemberOptions& options) {
   REFIT_ASSIGN(ModelSource model, ModelSource::open(options.model));
   Process p(options, std::move(model));
   const Status ready = set_up(p);
-  REFIT_TRY(p.lines.send(ready.ok() ? "{\"ok\":true}" : nlohmann::json{{"ok", false}, {"error", ready.error().to_string()}}.dump()));
+  REFIT_TRY(p.lines.send(ready.ok() ? "{\"ok\":true}"
+                                    : nlohmann::json{{"ok", false}, {"error", ready.error().to_string()}}.dump()));
   REFIT_TRY(ready);
   while (true) {
     REFIT_TRY(p.agent().run(Deadline::after_s(kSliceS)));

@@ -16,7 +16,10 @@ Result<ModelSource> ModelSource::open(const std::string& model) {
     return out;
   }
   Result<std::string> config = model::builtin_config(model);
-  if (!config.ok()) return Error(Code::kInvalid, "--model '" + model + "' is neither a checkpoint directory nor a built-in configuration: " + config.error().message);
+  if (!config.ok())
+    return Error(Code::kInvalid,
+                 "--model '" + model +
+                     "' is neither a checkpoint directory nor a built-in configuration: " + config.error().message);
   out.config_ = std::move(*config);
   return out;
 }
@@ -30,7 +33,8 @@ Status ModelSource::covers(const model::Layout& layout) const {
   for (const model::LogicalTensor& t : layout.catalogue().tensors) {
     const files::TensorRef* held = checkpoint_->find(t.name);
     if (held == nullptr) return Error(Code::kMismatch, "the checkpoint has no such tensor").at_tensor(t.name);
-    if (held->shape != t.shape || held->dtype != t.dtype) return Error(Code::kMismatch, "the checkpoint has another shape or dtype").at_tensor(t.name);
+    if (held->shape != t.shape || held->dtype != t.dtype)
+      return Error(Code::kMismatch, "the checkpoint has another shape or dtype").at_tensor(t.name);
   }
   return {};
 }
@@ -46,30 +50,39 @@ Status ModelSource::fill(engine::ReferenceTrainer& trainer, std::uint64_t seed) 
   });
 }
 
-void ModelSource::read(const model::LogicalTensor& tensor, std::uint64_t seed, std::int64_t linear, std::byte* out, std::int64_t count) const {
+void ModelSource::read(const model::LogicalTensor& tensor, std::uint64_t seed, std::int64_t linear, std::byte* out,
+                       std::int64_t count) const {
   if (!checkpoint_) return engine::initial_values(seed, tensor.name, tensor.dtype, linear, out, count);
   const std::int64_t item = item_size(tensor.dtype);
-  std::memcpy(out, checkpoint_->find(tensor.name)->bytes.data() + linear * item, static_cast<std::size_t>(count * item));
+  std::memcpy(out, checkpoint_->find(tensor.name)->bytes.data() + linear * item,
+              static_cast<std::size_t>(count * item));
 }
 
-Result<Witness> compare_live(const ModelSource& model, std::uint64_t seed, const engine::StepRule& rule, std::int64_t steps, engine::ReferenceEngine& engine) {
+Result<Witness> compare_live(const ModelSource& model, std::uint64_t seed, const engine::StepRule& rule,
+                             std::int64_t steps, engine::ReferenceEngine& engine) {
   Witness out;
   std::vector<std::byte> expected;
   const model::RankLayout& rank = engine.rank_layout();
   for (const model::Holding& h : rank.holdings) {
     const model::LogicalTensor& tensor = engine.layout()->catalogue().tensors[h.tensor.value];
-    if (h.dtype != tensor.dtype) return Error(Code::kUnsupported, "the witness compares storage in the tensor's own dtype").at_tensor(tensor.name);
+    if (h.dtype != tensor.dtype)
+      return Error(Code::kUnsupported, "the witness compares storage in the tensor's own dtype").at_tensor(tensor.name);
     const std::int64_t item = item_size(tensor.dtype);
     std::int64_t wrong = -1;
-    engine::for_each_run(tensor, h, engine.regions()[h.buffer].data, [&](std::int64_t linear, std::byte* live, std::int64_t count) {
-      if (wrong >= 0) return;
-      expected.resize(static_cast<std::size_t>(count * item));
-      model.read(tensor, seed, linear, expected.data(), count);
-      for (std::int64_t s = 1; s <= steps; ++s) engine::apply_step(rule, s, tensor.name, tensor.dtype, linear, expected.data(), count);
-      if (std::memcmp(expected.data(), live, expected.size()) != 0) wrong = linear;
-      out.bytes += count * item;
-    });
-    if (wrong >= 0) return Error(Code::kCorrupt, "live bytes differ from the checkpoint plus " + std::to_string(steps) + " steps in the run that starts at element " + std::to_string(wrong)).at_tensor(tensor.name);
+    engine::for_each_run(tensor, h, engine.regions()[h.buffer].data,
+                         [&](std::int64_t linear, std::byte* live, std::int64_t count) {
+                           if (wrong >= 0) return;
+                           expected.resize(static_cast<std::size_t>(count * item));
+                           model.read(tensor, seed, linear, expected.data(), count);
+                           for (std::int64_t s = 1; s <= steps; ++s)
+                             engine::apply_step(rule, s, tensor.name, tensor.dtype, linear, expected.data(), count);
+                           if (std::memcmp(expected.data(), live, expected.size()) != 0) wrong = linear;
+                           out.bytes += count * item;
+                         });
+    if (wrong >= 0)
+      return Error(Code::kCorrupt, "live bytes differ from the checkpoint plus " + std::to_string(steps) +
+                                       " steps in the run that starts at element " + std::to_string(wrong))
+          .at_tensor(tensor.name);
   }
   return out;
 }

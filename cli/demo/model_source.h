@@ -13,7 +13,8 @@ namespace refit::cli {
 
 class ModelSource {
  public:
-  // DIR with config.json and safetensors, or NAME[@layers=N] of a built-in configuration. Errors: kInvalid listing both.
+  // DIR with config.json and safetensors, or NAME[@layers=N] of a built-in configuration. Errors: kInvalid listing
+  // both.
   static Result<ModelSource> open(const std::string& model);
 
   const std::string& name() const { return name_; }
@@ -21,7 +22,8 @@ class ModelSource {
   Result<std::shared_ptr<const model::Layout>> layout(const std::string& spec) const;
   Status fill(engine::ReferenceTrainer& trainer, std::uint64_t seed) const;
   // `count` consecutive elements of a logical tensor, before any training step.
-  void read(const model::LogicalTensor& tensor, std::uint64_t seed, std::int64_t linear, std::byte* out, std::int64_t count) const;
+  void read(const model::LogicalTensor& tensor, std::uint64_t seed, std::int64_t linear, std::byte* out,
+            std::int64_t count) const;
   // Every tensor that `layout` names has bytes of the right size here.
   Status covers(const model::Layout& layout) const;
 
@@ -36,6 +38,7 @@ struct Witness {
 };
 // An independent reading: the checkpoint's own bytes plus the same steps, compared byte for byte with what lies live at
 // the places the rank's layout names. kCorrupt naming tensor and element.
-Result<Witness> compare_live(const ModelSource& model, std::uint64_t seed, const engine::StepRule& rule, std::int64_t steps, engine::ReferenceEngine& engine);
+Result<Witness> compare_live(const ModelSource& model, std::uint64_t seed, const engine::StepRule& rule,
+                             std::int64_t steps, engine::ReferenceEngine& engine);
 
 }  // namespace refit::cli

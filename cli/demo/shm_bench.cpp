@@ -1,4 +1,5 @@
-// refit bench shm: a dense refit between real processes over shared memory, beside the best copy that the machine makes.
+// refit bench shm: a dense refit between real processes over shared memory, beside the best copy that the machine
+// makes.
 #include "bench/bench.h"
 #include "cli/demo/fleet.h"
 #include "cli/demo/model_source.h"
@@ -12,7 +13,7 @@ namespace refit::cli {
 namespace {
 
 constexpr const char* kModel = "llama-3.1-8b@layers=1";  // random weights, 2.5 GB in bf16
-constexpr int kWarmUp = 2;                                // the first version proves and touches every page
+constexpr int kWarmUp = 2;                               // the first version proves and touches every page
 
 // When the coordinator saw each step of the round in hand.
 class Clock {
@@ -59,7 +60,9 @@ Result<std::vector<bench::Row>> bench_shm(const bench::Options& options) {
   REFIT_ASSIGN(const MemoryBill bill, make_bill(d, *source, *target));
   const int threads = static_cast<int>(target->world()) * options.threads;
   const std::int64_t ceiling_bytes = std::min<std::int64_t>(world.bytes_needed, 1 << 30);
-  if (bill.total() + 2 * ceiling_bytes > bill.have) return Error(Code::kExhausted, "bench shm does not fit in memory; name a smaller model").amounts(bill.total() + 2 * ceiling_bytes, bill.have);
+  if (bill.total() + 2 * ceiling_bytes > bill.have)
+    return Error(Code::kExhausted, "bench shm does not fit in memory; name a smaller model")
+        .amounts(bill.total() + 2 * ceiling_bytes, bill.have);
 
   Clock clock;
   REFIT_ASSIGN(const auto fleet, Fleet::start(d, source, target, [&clock](const PhaseEvent& e) { clock(e); }));
@@ -68,7 +71,9 @@ Result<std::vector<bench::Row>> bench_shm(const bench::Options& options) {
   double proof = 0;
   for (int round = 0; round < kWarmUp + options.repeats; ++round) {
     REFIT_ASSIGN(const sync::SyncReport report, fleet->synchronizer().sync_weights());
-    if (!report.ok()) return report.round.error ? *report.round.error : Error(Code::kInternal, "the round did not commit and named no error");
+    if (!report.ok())
+      return report.round.error ? *report.round.error
+                                : Error(Code::kInternal, "the round did not commit and named no error");
     std::int64_t seal_ns = 0;
     for (const nlohmann::json& j : fleet->ask("report", Role::kSource, Deadline::after_s(60)))
       if (j.is_object()) seal_ns = std::max(seal_ns, j.value("seal_ns", std::int64_t{0}));
@@ -78,28 +83,34 @@ Result<std::vector<bench::Row>> bench_shm(const bench::Options& options) {
     seal.push_back(static_cast<double>(seal_ns) * 1e-9);
     pause.push_back(static_cast<double>(report.round.max_pause_ns) * 1e-9);
     total.push_back(report.seconds);
-    REFIT_ASSIGN(const double copy, copy_seconds(threads, ceiling_bytes, 1));  // in turn with the rounds: noise meets both alike
+    REFIT_ASSIGN(const double copy,
+                 copy_seconds(threads, ceiling_bytes, 1));  // in turn with the rounds: noise meets both alike
     ceiling.push_back(bench::gbps(ceiling_bytes, copy));
   }
   // Verified after timing: every rank against the pure function that made the weights.
   for (const nlohmann::json& j : fleet->ask("check", Role::kTarget, Deadline::after_s(300)))
-    if (j.is_object() && !j.value("ok", false)) return Error(Code::kCorrupt, j.value("error", std::string("a rank does not hold the weights")));
+    if (j.is_object() && !j.value("ok", false))
+      return Error(Code::kCorrupt, j.value("error", std::string("a rank does not hold the weights")));
   REFIT_TRY(fleet->stop());
 
   const std::string name = "shm." + std::string(options.arguments.empty() ? "fsdp4-tp2" : d.source + "-" + d.target);
   const double best = median(ceiling);
   const auto text = std::to_string(threads) + " threads, memfd to arena";
   std::vector<bench::Row> rows;
-  rows.push_back(bench::against(name, bench::gbps(world.bytes_needed, median(transfer)), "GB/s", best, "copy by " + text));
+  rows.push_back(
+      bench::against(name, bench::gbps(world.bytes_needed, median(transfer)), "GB/s", best, "copy by " + text));
   rows.push_back({name + ".publish", median(seal), "s", {}, {}, "the source's own seal scan"});
   rows.push_back({name + ".pause", median(pause), "s", {}, {}, "gate shut: copy shadow to live and two round trips"});
   rows.push_back({name + ".total", median(total), "s", {}, {}, "sync_weights, all of it"});
-  rows.push_back({name + ".first-with-reread", proof, "s", {}, {}, "first version: staged bytes read again, pages new"});
-  rows.push_back({name + ".bytes", static_cast<double>(world.bytes_needed) * 1e-9, "GB", {}, {}, "useful bytes of one refit"});
+  rows.push_back(
+      {name + ".first-with-reread", proof, "s", {}, {}, "first version: staged bytes read again, pages new"});
+  rows.push_back(
+      {name + ".bytes", static_cast<double>(world.bytes_needed) * 1e-9, "GB", {}, {}, "useful bytes of one refit"});
   return rows;
 }
 
-const bench::Registration registration("shm", "Dense refit between real processes over shared memory: [MODEL [SOURCE [TARGET]]]", bench_shm);
+const bench::Registration registration(
+    "shm", "Dense refit between real processes over shared memory: [MODEL [SOURCE [TARGET]]]", bench_shm);
 
 }  // namespace
 }  // namespace refit::cli

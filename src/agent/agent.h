@@ -13,16 +13,16 @@
 namespace refit::agent {
 
 struct AgentOptions {
-  Runtime runtime;                       // env, pool of kernel threads, observer
+  Runtime runtime;  // env, pool of kernel threads, observer
   Hash128 job;
   MemberName name;
-  std::string control_address;           // of the coordinator, e.g. "ipc:///run/user/0/refit-…/control"
-  transport::Mover* control = nullptr;   // opens the control lane
-  transport::Mover* data = nullptr;      // moves the weights
-  Incarnation incarnation;               // same as the data mover's
+  std::string control_address;          // of the coordinator, e.g. "ipc:///run/user/0/refit-…/control"
+  transport::Mover* control = nullptr;  // opens the control lane
+  transport::Mover* data = nullptr;     // moves the weights
+  Incarnation incarnation;              // same as the data mover's
   memory::Budget* budget = nullptr;
   std::int64_t staging_bytes = 256 << 20;  // `refit.staging_bytes`
-  bool snapshot = false;                 // `refit.snapshot`: source copies before it seals
+  bool snapshot = false;                   // `refit.snapshot`: source copies before it seals
   engine::CachePolicy cache_policy = engine::CachePolicy::kReset;
   std::int64_t heartbeat_ns = 100'000'000;
 };
@@ -62,6 +62,7 @@ class SourceAgent : public Agent {
 // The shard, the instance and everything in `options` must outlive the agent.
 Result<std::unique_ptr<SourceAgent>> make_source_agent(const AgentOptions& options, engine::Shard& shard);
 // A shard whose commit word survived another agent is taken over as rule C5 says.
-Result<std::unique_ptr<Agent>> make_target_agent(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance);
+Result<std::unique_ptr<Agent>> make_target_agent(const AgentOptions& options, engine::Shard& shard,
+                                                 engine::Instance& instance);
 
 }  // namespace refit::agent

@@ -5,7 +5,11 @@
 namespace refit::agent {
 
 std::string options_to_json(const plan::Options& o) {
-  return nlohmann::json{{"bucket_bytes", o.bucket_bytes}, {"staging_bytes", o.staging_bytes}, {"partial", o.partial}, {"allow_cast", o.allow_cast}}.dump();
+  return nlohmann::json{{"bucket_bytes", o.bucket_bytes},
+                        {"staging_bytes", o.staging_bytes},
+                        {"partial", o.partial},
+                        {"allow_cast", o.allow_cast}}
+      .dump();
 }
 
 Result<plan::Options> options_from_json(const std::string& text) {

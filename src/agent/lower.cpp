@@ -51,14 +51,19 @@ std::vector<std::uint32_t> shared_ids(const model::Catalogue& plan, const model:
     of_plan[i] = tie == lowest.end() ? i : stands.try_emplace(tie->second, i).first->second;
   }
   std::vector<std::uint32_t> out;
-  for (const model::LogicalTensor& t : side.tensors) out.push_back(of_plan[static_cast<std::size_t>(plan.find(t.name))]);
+  for (const model::LogicalTensor& t : side.tensors)
+    out.push_back(of_plan[static_cast<std::size_t>(plan.find(t.name))]);
   return out;
 }
 
 }  // namespace
 
 Segment segment_of(const plan::Geometry& g, std::uint32_t buffer, std::int64_t offset) {
-  Segment s{.region = buffer, .offset = offset, .run_bytes = item_size(g.src_dtype), .extents = g.extents, .strides = g.src_strides};
+  Segment s{.region = buffer,
+            .offset = offset,
+            .run_bytes = item_size(g.src_dtype),
+            .extents = g.extents,
+            .strides = g.src_strides};
   if (!s.extents.empty() && s.strides.back() == s.run_bytes) {
     s.run_bytes *= s.extents.back();
     s.extents.pop_back();
@@ -100,8 +105,9 @@ std::vector<std::pair<std::int64_t, std::int64_t>> gaps_of(const model::RankLayo
   return gaps;
 }
 
-install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layout& target, const model::RankLayout& rank,
-                                   const std::vector<std::uint32_t>& member_of, const plan::Options& options) {
+install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layout& target,
+                                   const model::RankLayout& rank, const std::vector<std::uint32_t>& member_of,
+                                   const plan::Options& options) {
   install::LandingTable table;
   const std::vector<model::LogicalTensor>& tensors = plan.catalogue->tensors;
   const std::vector<std::uint32_t> shared = shared_ids(*plan.catalogue, target.catalogue());
@@ -113,14 +119,25 @@ install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layo
   table.origins = plan.origins;
 
   for (const plan::Bucket& b : plan.buckets) {
-    install::BucketTable out{.id = b.id, .sender = member_of[b.sender.value], .first_entry = static_cast<std::uint32_t>(table.entries.size()), .entries = 0, .segments = {}, .bytes = b.bytes};
+    install::BucketTable out{.id = b.id,
+                             .sender = member_of[b.sender.value],
+                             .first_entry = static_cast<std::uint32_t>(table.entries.size()),
+                             .entries = 0,
+                             .segments = {},
+                             .bytes = b.bytes};
     for (std::uint32_t p = 0; p < b.pieces; ++p) {
       const plan::Piece& piece = plan.pieces[b.first_piece + p];
       out.segments.push_back(segment_of(plan.geometries[piece.geometry], piece.src_buffer, piece.src_offset));
       for (std::uint32_t l = 0; l < piece.landings; ++l) {
         const plan::Landing& landing = plan.landings[piece.first_landing + l];
-        table.entries.push_back({.segment = p, .tensor = piece.tensor.value, .nest = landing.geometry, .origin = piece.origin,
-                                 .holding = landing.holding, .copy = l, .dst_offset = landing.dst_offset, .counted = landing.counted});
+        table.entries.push_back({.segment = p,
+                                 .tensor = piece.tensor.value,
+                                 .nest = landing.geometry,
+                                 .origin = piece.origin,
+                                 .holding = landing.holding,
+                                 .copy = l,
+                                 .dst_offset = landing.dst_offset,
+                                 .counted = landing.counted});
         ++out.entries;
       }
     }
@@ -148,7 +165,8 @@ install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layo
     table.holdings.push_back({id, index, static_cast<std::uint32_t>(table.origins.size()), h.buffer, h.offset});
     table.origins.push_back(origin_of(h, tensor.shape.size()));
   }
-  for (std::uint32_t b = 0; b < rank.buffers.size(); ++b) table.buffers.push_back({rank.buffers[b].bytes, rank.buffers[b].fill, gaps_of(rank, b)});
+  for (std::uint32_t b = 0; b < rank.buffers.size(); ++b)
+    table.buffers.push_back({rank.buffers[b].bytes, rank.buffers[b].fill, gaps_of(rank, b)});
   return table;
 }
 

@@ -35,7 +35,8 @@ Status Member::close_threads(Deadline deadline) {
 }
 
 Status Member::open_lane() {
-  REFIT_ASSIGN(std::shared_ptr<transport::ControlLane> fresh, options_.control->open_control({.address = options_.control_address, .listen = false}));
+  REFIT_ASSIGN(std::shared_ptr<transport::ControlLane> fresh,
+               options_.control->open_control({.address = options_.control_address, .listen = false}));
   const std::lock_guard lock(mutex_);
   lane_ = std::move(fresh);
   return {};
@@ -134,7 +135,11 @@ void Member::send(const wire::Envelope& envelope) {
 }
 
 void Member::observe(Phase phase, const Txn& txn) const {
-  options_.runtime.observe({.phase = phase, .who = options_.name, .txn = txn, .at_ns = monotonic_ns(), .bytes = progress_.bytes.load(),
+  options_.runtime.observe({.phase = phase,
+                            .who = options_.name,
+                            .txn = txn,
+                            .at_ns = monotonic_ns(),
+                            .bytes = progress_.bytes.load(),
                             .buckets = static_cast<std::int64_t>(progress_.buckets.load())});
 }
 

@@ -17,9 +17,9 @@ struct Planned {
   plan::Options options;
   plan::RankPlan plan;
   std::vector<wire::RosterEntry> roster;
-  std::vector<transport::Peer> peers;           // the other side's members
-  std::vector<std::uint32_t> member_of_rank;    // of the other side's layout ranks
-  std::vector<std::string> tensors;             // names by TensorId of this side's catalogue
+  std::vector<transport::Peer> peers;         // the other side's members
+  std::vector<std::uint32_t> member_of_rank;  // of the other side's layout ranks
+  std::vector<std::string> tensors;           // names by TensorId of this side's catalogue
 };
 
 // Rank of a member in its side's layout: instances are groups of consecutive ranks.

@@ -4,11 +4,13 @@
 
 namespace refit::agent {
 
-Sealer::Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed, const kernel::Exec& exec)
+Sealer::Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed,
+               const kernel::Exec& exec)
     : plan_(plan), regions_(regions.begin(), regions.end()), exec_(exec) {
   const std::vector<model::LogicalTensor>& tensors = plan.catalogue->tensors;
   key_of_tensor_.assign(tensors.size(), ~0u);
-  for (const plan::Piece& p : plan.pieces) piece_place_.push_back(place({p.tensor, p.geometry, p.src_buffer, p.origin, p.src_offset}));
+  for (const plan::Piece& p : plan.pieces)
+    piece_place_.push_back(place({p.tensor, p.geometry, p.src_buffer, p.origin, p.src_offset}));
   seal_place_.resize(plan.seal.size());
   for (const bool counted : {true, false}) {
     for (std::size_t i = 0; i < plan.seal.size(); ++i) {
@@ -27,7 +29,8 @@ Sealer::Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> re
 }
 
 std::uint32_t Sealer::place(const Place& p) {
-  const auto [it, fresh] = index_.try_emplace({p.tensor.value, p.geometry, p.buffer, p.offset}, static_cast<std::uint32_t>(places_.size()));
+  const auto [it, fresh] =
+      index_.try_emplace({p.tensor.value, p.geometry, p.buffer, p.offset}, static_cast<std::uint32_t>(places_.size()));
   if (fresh) places_.push_back(p);
   return it->second;
 }
@@ -70,14 +73,17 @@ Result<Seal> Sealer::seal(bool groups) {
   for (std::size_t i = 0; groups && i < plan_.seal.size(); ++i) {
     const plan::SealBox& b = plan_.seal[i];
     if (b.twin != plan::kNoTwin && last_[seal_place_[i]] != last_[seal_place_[b.twin]])
-      return Error(Code::kMismatch, "two storages of one logical box on this rank hold different bytes (a tie, or a box held twice)").at_tensor(names_[b.tensor.value]);
+      return Error(Code::kMismatch,
+                   "two storages of one logical box on this rank hold different bytes (a tie, or a box held twice)")
+          .at_tensor(names_[b.tensor.value]);
   }
   for (const plan::Bucket& b : plan_.buckets) {
     SealedBucket sealed{.bucket = b.id, .tensors = {}};
     for (std::uint32_t p = b.first_piece; p < b.first_piece + b.pieces; ++p) {
       const TensorId tensor = plan_.pieces[p].tensor;
       // Pieces of one tensor stand together in a bucket, so the last entry is the only one to compare with.
-      if (sealed.tensors.empty() || sealed.tensors.back().first != tensor) sealed.tensors.emplace_back(tensor, kernel::Digest{});
+      if (sealed.tensors.empty() || sealed.tensors.back().first != tensor)
+        sealed.tensors.emplace_back(tensor, kernel::Digest{});
       sealed.tensors.back().second += last_[piece_place_[p]];
     }
     out.buckets.push_back(std::move(sealed));
@@ -89,7 +95,9 @@ Status Sealer::rescan() {
   std::vector<kernel::Digest> now;
   REFIT_TRY(scan(last_.size(), now));
   for (std::size_t i = 0; i < now.size(); ++i)
-    if (now[i] != last_[i]) return Error(Code::kCorrupt, "the trainer changed bytes that were sealed and lent").at_tensor(names_[places_[i].tensor.value]);
+    if (now[i] != last_[i])
+      return Error(Code::kCorrupt, "the trainer changed bytes that were sealed and lent")
+          .at_tensor(names_[places_[i].tensor.value]);
   return {};
 }
 

@@ -26,9 +26,10 @@ struct Seal {
 class Sealer {
  public:
   // `regions` in buffer order; they must outlive the sealer.
-  Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed, const kernel::Exec& exec);
-  // With `groups`, boxes that only serve the comparison of replicas are scanned too. Errors: kMismatch naming the tensor
-  // when this rank holds one logical box twice with different bytes.
+  Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed,
+         const kernel::Exec& exec);
+  // With `groups`, boxes that only serve the comparison of replicas are scanned too. Errors: kMismatch naming the
+  // tensor when this rank holds one logical box twice with different bytes.
   Result<Seal> seal(bool groups);
   // Scans again: kCorrupt naming the first tensor whose bytes changed since seal().
   Status rescan();
@@ -49,8 +50,8 @@ class Sealer {
   kernel::Exec exec_;
   std::vector<kernel::DigestKeys> keys_;
   std::vector<std::uint32_t> key_of_tensor_;
-  std::vector<Place> places_;                 // those of pieces and counted boxes first
-  std::size_t needed_ = 0;                    // how many of them a plain seal scans
+  std::vector<Place> places_;  // those of pieces and counted boxes first
+  std::size_t needed_ = 0;     // how many of them a plain seal scans
   std::vector<std::uint32_t> piece_place_, seal_place_;
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::int64_t>, std::uint32_t> index_;
   std::vector<kernel::Digest> last_;

@@ -11,7 +11,9 @@ constexpr std::int64_t kSliceNs = 50'000'000;  // how often a wait for publish l
 std::uint64_t upper_entries(const plan::RankPlan& plan) { return plan.pieces.size(); }
 }  // namespace
 
-Result<std::unique_ptr<SourceAgent>> make_source_agent(const AgentOptions& options, engine::Shard& shard) { return SourceDriver::make(options, shard); }
+Result<std::unique_ptr<SourceAgent>> make_source_agent(const AgentOptions& options, engine::Shard& shard) {
+  return SourceDriver::make(options, shard);
+}
 
 SourceDriver::SourceDriver(const AgentOptions& options, engine::Shard& shard, install::Identity identity)
     : Member(options), shard_(shard), state_(start_source(std::move(identity), monotonic_ns())) {}
@@ -19,8 +21,14 @@ SourceDriver::~SourceDriver() { [[maybe_unused]] const Status s = close(Deadline
 
 Result<std::unique_ptr<SourceAgent>> SourceDriver::make(const AgentOptions& options, engine::Shard& shard) {
   const std::shared_ptr<const model::Layout> layout = shard.layout();
-  install::Identity identity{.job = options.job, .name = options.name, .incarnation = options.incarnation, .layout_digest = layout->digest(),
-                             .layout = to_bytes(layout->serialise()), .card = options.data->card(), .staging_bytes = 0, .heartbeat_ns = options.heartbeat_ns};
+  install::Identity identity{.job = options.job,
+                             .name = options.name,
+                             .incarnation = options.incarnation,
+                             .layout_digest = layout->digest(),
+                             .layout = to_bytes(layout->serialise()),
+                             .card = options.data->card(),
+                             .staging_bytes = 0,
+                             .heartbeat_ns = options.heartbeat_ns};
   std::unique_ptr<SourceDriver> d(new SourceDriver(options, shard, std::move(identity)));
   REFIT_TRY(d->open_lane());
   return std::unique_ptr<SourceAgent>(std::move(d));
@@ -60,15 +68,20 @@ void SourceDriver::publish(std::int64_t step, const std::string& weight_set) {
 
 Status SourceDriver::guard(Deadline deadline) {
   std::unique_lock lock(publish_mutex_);
-  const bool free = published_changed_.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()), [&] { return !held_; });
-  if (!free) return Error(Code::kBusy, "the weights are lent to a round; the optimizer must not write before it ends").at_peer(options_.name.to_string());
+  const bool free =
+      published_changed_.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()), [&] { return !held_; });
+  if (!free)
+    return Error(Code::kBusy, "the weights are lent to a round; the optimizer must not write before it ends")
+        .at_peer(options_.name.to_string());
   published_ = false;  // what was published is about to change
   return {};
 }
 
 void SourceDriver::on_connection(bool up) {
-  if (up) feed(install::ConnectionUp{});
-  else feed(install::ConnectionDown{});
+  if (up)
+    feed(install::ConnectionUp{});
+  else
+    feed(install::ConnectionDown{});
 }
 
 // Events that an action causes at once wait until the actions before them are done: the order given is the contract.
@@ -98,7 +111,8 @@ void SourceDriver::perform(install::MakePlan& a) {
     const Status s = take_plan(configure);
     const std::lock_guard lock(publish_mutex_);
     report_.plan_ns = monotonic_ns() - start;
-    if (!s.ok()) return [this, e = s.error(), epoch = configure.layout_epoch] { feed(install::PlanFailed{epoch, {e}}); };
+    if (!s.ok())
+      return [this, e = s.error(), epoch = configure.layout_epoch] { feed(install::PlanFailed{epoch, {e}}); };
     return [this, epoch = configure.layout_epoch, id = planned_->plan.id] { feed(install::PlanMade{epoch, id}); };
   });
 }
@@ -109,10 +123,12 @@ Status SourceDriver::take_plan(const wire::Configure& configure) {
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
   planned_ = std::move(planned);
   REFIT_TRY(lend_regions());
-  const auto bytes = wire::manifest_bytes(planned_->plan.shared_with.size(), planned_->plan.buckets.size(), upper_entries(planned_->plan));
+  const auto bytes = wire::manifest_bytes(planned_->plan.shared_with.size(), planned_->plan.buckets.size(),
+                                          upper_entries(planned_->plan));
   if (page_.bytes() < static_cast<std::int64_t>(bytes)) {
     page_ = {};
-    REFIT_ASSIGN(page_, memory::SharedRegion::make(*options_.runtime.env, static_cast<std::int64_t>(bytes), options_.budget, "manifest page"));
+    REFIT_ASSIGN(page_, memory::SharedRegion::make(*options_.runtime.env, static_cast<std::int64_t>(bytes),
+                                                   options_.budget, "manifest page"));
   }
   lent_.push_back({page_.data(), page_.bytes(), memory::Kind::kHostShared, &page_});
   sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), state_.link.digest_seed,
@@ -128,10 +144,12 @@ Status SourceDriver::lend_regions() {
   if (!snapshotting_) return {};
   if (snapshot_.empty())
     for (const memory::RegionRef& r : lent_) {
-      REFIT_ASSIGN(memory::SharedRegion copy, memory::SharedRegion::make(*options_.runtime.env, r.bytes, options_.budget, "snapshot"));
+      REFIT_ASSIGN(memory::SharedRegion copy,
+                   memory::SharedRegion::make(*options_.runtime.env, r.bytes, options_.budget, "snapshot"));
       snapshot_.push_back(std::move(copy));
     }
-  for (std::size_t i = 0; i < lent_.size(); ++i) lent_[i] = {snapshot_[i].data(), snapshot_[i].bytes(), memory::Kind::kHostShared, &snapshot_[i]};
+  for (std::size_t i = 0; i < lent_.size(); ++i)
+    lent_[i] = {snapshot_[i].data(), snapshot_[i].bytes(), memory::Kind::kHostShared, &snapshot_[i]};
   return {};
 }
 
@@ -145,15 +163,21 @@ void SourceDriver::perform(Prepare& a) {
 }
 
 Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
-  if (!sealer_ || planned_->epoch != begin.layout_epoch) return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("seal");
-  SealDone done{.txn = txn, .step = -1, .weight_set = {}, .digest = {}, .groups = {}, .manifest_bytes = 0, .manifest_hash = {}};
+  if (!sealer_ || planned_->epoch != begin.layout_epoch)
+    return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("seal");
+  SealDone done{
+      .txn = txn, .step = -1, .weight_set = {}, .digest = {}, .groups = {}, .manifest_bytes = 0, .manifest_hash = {}};
   {
     std::unique_lock lock(publish_mutex_);
     const Deadline until = Deadline::after_ns(begin.total_ns);
     const auto ready = [&] { return published_ && (!begin.step || *begin.step == published_step_); };
     while (!ready()) {
-      if (progress_.cancel) return Error(Code::kCancelled, "the round ended before the trainer published").at_stage("seal");
-      if (until.over()) return Error(Code::kTimeout, "the trainer did not publish" + (begin.step ? " step " + std::to_string(*begin.step) : std::string())).at_stage("seal");
+      if (progress_.cancel)
+        return Error(Code::kCancelled, "the round ended before the trainer published").at_stage("seal");
+      if (until.over())
+        return Error(Code::kTimeout, "the trainer did not publish" +
+                                         (begin.step ? " step " + std::to_string(*begin.step) : std::string()))
+            .at_stage("seal");
       published_changed_.wait_for(lock, std::chrono::nanoseconds(kSliceNs));
     }
     held_ = true;
@@ -169,7 +193,8 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
       kernel::copy_flat({options_.runtime.pool}, lent_[i].data, live[i].data, live[i].bytes);
       snapshot_bytes += live[i].bytes;
     }
-    if (shard_.write_counter() != sealed_writes_) return Error(Code::kMismatch, "the trainer wrote while its snapshot was taken").at_stage("seal");
+    if (shard_.write_counter() != sealed_writes_)
+      return Error(Code::kMismatch, "the trainer wrote while its snapshot was taken").at_stage("seal");
     const std::lock_guard lock(publish_mutex_);
     held_ = false;
     published_changed_.notify_all();
@@ -201,7 +226,8 @@ Result<wire::WrittenManifest> SourceDriver::write_page(const Seal& sealed, const
   for (const auto& [rank, hash] : planned_->plan.shared_with) m.recipients.push_back({Rank(rank), hash});
   for (std::size_t i = 0; i < sealed.buckets.size(); ++i) {
     const SealedBucket& b = sealed.buckets[i];
-    m.buckets.push_back({b.bucket, static_cast<std::uint32_t>(m.entries.size()), static_cast<std::uint32_t>(b.tensors.size()),
+    m.buckets.push_back({b.bucket, static_cast<std::uint32_t>(m.entries.size()),
+                         static_cast<std::uint32_t>(b.tensors.size()),
                          static_cast<std::uint64_t>(planned_->plan.buckets[i].bytes)});
     for (const auto& [tensor, digest] : b.tensors) m.entries.push_back({tensor, to_wire(digest)});
   }
@@ -240,7 +266,8 @@ void SourceDriver::perform(Withdraw&) {
   // Queued behind a running task, so that the lane has one user at a time.
   work([this]() -> Finish {
     // A lane that cannot be withdrawn any more has failed already; its readers fail with it.
-    if (lane_) [[maybe_unused]] const Status s = lane_->withdraw();
+    if (lane_) [[maybe_unused]]
+      const Status s = lane_->withdraw();
     return [] {};
   });
 }

@@ -55,9 +55,9 @@ class SourceDriver final : public SourceAgent, private Member {
   // Of the plan; touched by the worker between tasks of one round, by the loop otherwise.
   std::optional<Planned> planned_;
   std::unique_ptr<Sealer> sealer_;
-  memory::SharedRegion page_;                    // the lent manifest
-  std::vector<memory::SharedRegion> snapshot_;   // where the shard's memory is not lent itself
-  std::vector<memory::RegionRef> lent_;          // weights, then the page
+  memory::SharedRegion page_;                   // the lent manifest
+  std::vector<memory::SharedRegion> snapshot_;  // where the shard's memory is not lent itself
+  std::vector<memory::RegionRef> lent_;         // weights, then the page
   std::unique_ptr<transport::PullLane> lane_;
   std::uint64_t sealed_writes_ = 0;
   bool snapshotting_ = false;

@@ -12,8 +12,11 @@ constexpr std::int64_t kSliceNs = 20'000'000;  // how often a wait for a lease l
 constexpr std::size_t kWindow = 4;             // requests in flight; mapped leases hold no staging memory
 
 engine::WordValue to_engine(const wire::CommitWord& word, const Version& version) {
-  return {.state = word.word == wire::Word::kNone ? engine::WordState::kNone : word.word == wire::Word::kCopying ? engine::WordState::kCopying : engine::WordState::kApplied,
-          .txn = word.txn, .version = version};
+  return {.state = word.word == wire::Word::kNone      ? engine::WordState::kNone
+                   : word.word == wire::Word::kCopying ? engine::WordState::kCopying
+                                                       : engine::WordState::kApplied,
+          .txn = word.txn,
+          .version = version};
 }
 
 std::optional<install::Survived> survived(engine::Shard& shard) {
@@ -26,26 +29,38 @@ std::optional<install::Survived> survived(engine::Shard& shard) {
 }
 
 wire::ProofCounts to_wire(const install::ProofCounts& p) {
-  return {.placed_staged = static_cast<std::uint64_t>(p.placed_staged), .placed_live = static_cast<std::uint64_t>(p.placed_live)};
+  return {.placed_staged = static_cast<std::uint64_t>(p.placed_staged),
+          .placed_live = static_cast<std::uint64_t>(p.placed_live)};
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Agent>> make_target_agent(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance) {
+Result<std::unique_ptr<Agent>> make_target_agent(const AgentOptions& options, engine::Shard& shard,
+                                                 engine::Instance& instance) {
   return TargetDriver::make(options, shard, instance);
 }
 
-TargetDriver::TargetDriver(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance, install::TargetState state)
+TargetDriver::TargetDriver(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance,
+                           install::TargetState state)
     : Member(options), shard_(shard), instance_(instance), state_(std::move(state)) {}
 TargetDriver::~TargetDriver() { [[maybe_unused]] const Status s = close(Deadline::after_s(1)); }
 
-Result<std::unique_ptr<Agent>> TargetDriver::make(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance) {
-  if (shard.commit_word() == nullptr) return Error(Code::kInvalid, "a target's shard must offer a commit word beside its live bytes");
+Result<std::unique_ptr<Agent>> TargetDriver::make(const AgentOptions& options, engine::Shard& shard,
+                                                  engine::Instance& instance) {
+  if (shard.commit_word() == nullptr)
+    return Error(Code::kInvalid, "a target's shard must offer a commit word beside its live bytes");
   const std::shared_ptr<const model::Layout> layout = shard.layout();
   install::TargetConfig config;
-  config.self = {.job = options.job, .name = options.name, .incarnation = options.incarnation, .layout_digest = layout->digest(),
-                 .layout = to_bytes(layout->serialise()), .card = options.data->card(), .staging_bytes = options.staging_bytes, .heartbeat_ns = options.heartbeat_ns};
-  std::unique_ptr<TargetDriver> d(new TargetDriver(options, shard, instance, install::start_target(std::move(config), survived(shard), monotonic_ns())));
+  config.self = {.job = options.job,
+                 .name = options.name,
+                 .incarnation = options.incarnation,
+                 .layout_digest = layout->digest(),
+                 .layout = to_bytes(layout->serialise()),
+                 .card = options.data->card(),
+                 .staging_bytes = options.staging_bytes,
+                 .heartbeat_ns = options.heartbeat_ns};
+  std::unique_ptr<TargetDriver> d(new TargetDriver(
+      options, shard, instance, install::start_target(std::move(config), survived(shard), monotonic_ns())));
   REFIT_ASSIGN(d->rank_, layout_rank(*layout, options.name));
   REFIT_TRY(d->open_lane());
   return std::unique_ptr<Agent>(std::move(d));
@@ -72,8 +87,10 @@ std::string TargetDriver::bucket_in_hand() const {
 }
 
 void TargetDriver::on_connection(bool up) {
-  if (up) feed(install::ConnectionUp{});
-  else feed(install::ConnectionDown{});
+  if (up)
+    feed(install::ConnectionUp{});
+  else
+    feed(install::ConnectionDown{});
 }
 
 // Events that an action causes at once wait until the actions before them are done: the order given is the contract.
@@ -92,7 +109,8 @@ void TargetDriver::feed(install::TargetEventKind what) {
 }
 
 void TargetDriver::after_step() {
-  busy_ = state_.phase == install::TargetPhase::kReceiving || state_.phase == install::TargetPhase::kVoted || state_.phase == install::TargetPhase::kApplying;
+  busy_ = state_.phase == install::TargetPhase::kReceiving || state_.phase == install::TargetPhase::kVoted ||
+          state_.phase == install::TargetPhase::kApplying;
   wire::Heartbeat h = progress_now();
   h.state = install::to_member_state(state_.phase);
   keep_alive_with(install::envelope(state_.link, state_.config.self, state_.txn, state_.sent, h));
@@ -101,9 +119,12 @@ void TargetDriver::after_step() {
   report_.state = std::string(wire::to_string(h.state));
 }
 
-void TargetDriver::done(install::Task task, const Txn& txn, const Status& status, const wire::Digest4& counted, const wire::ProofCounts& proof) {
-  if (status.ok()) feed(install::TaskDone{task, txn, counted, proof});
-  else feed(install::TaskFailed{task, txn, status.error()});
+void TargetDriver::done(install::Task task, const Txn& txn, const Status& status, const wire::Digest4& counted,
+                        const wire::ProofCounts& proof) {
+  if (status.ok())
+    feed(install::TaskDone{task, txn, counted, proof});
+  else
+    feed(install::TaskFailed{task, txn, status.error()});
 }
 
 void TargetDriver::perform(install::Send& a) { send(a.envelope); }
@@ -120,7 +141,8 @@ void TargetDriver::perform(install::MakePlan& a) {
       report_.plan_ns = monotonic_ns() - start;
       report_.shadow_bytes = executor_ ? executor_->shadow_bytes() : 0;
     }
-    if (!s.ok()) return [this, e = s.error(), epoch = configure.layout_epoch] { feed(install::PlanFailed{epoch, {e}}); };
+    if (!s.ok())
+      return [this, e = s.error(), epoch = configure.layout_epoch] { feed(install::PlanFailed{epoch, {e}}); };
     return [this, epoch = configure.layout_epoch, id = planned_->plan.id] { feed(install::PlanMade{epoch, id}); };
   });
 }
@@ -131,7 +153,8 @@ Status TargetDriver::take_plan(const wire::Configure& configure) {
   const bool same = former != PlanId{} && former == planned.plan.id && seed_ == state_.link.digest_seed;
   planned_ = std::move(planned);
   REFIT_ASSIGN(const model::RankLayout rank, planned_->target->expand(rank_));
-  install::LandingTable table = lower_target(planned_->plan, *planned_->target, rank, planned_->member_of_rank, planned_->options);
+  install::LandingTable table =
+      lower_target(planned_->plan, *planned_->target, rank, planned_->member_of_rank, planned_->options);
   if (same) {  // members changed, the plan did not: the shadow and what is proven of the live bytes stay
     executor_->replace_senders(table.buckets);
     return {};
@@ -139,8 +162,9 @@ Status TargetDriver::take_plan(const wire::Configure& configure) {
   seed_ = state_.link.digest_seed;
   executor_.reset();  // frees the old shadow before the new one is taken
   const std::span<const memory::RegionRef> live = shard_.regions();
-  REFIT_ASSIGN(executor_, install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, state_.link.digest_seed,
-                                                        kernel::Exec{options_.runtime.pool}, options_.budget));
+  REFIT_ASSIGN(executor_,
+               install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, state_.link.digest_seed,
+                                             kernel::Exec{options_.runtime.pool}, options_.budget));
   return {};
 }
 
@@ -168,8 +192,10 @@ Status TargetDriver::check_cancel() const {
 }
 
 Status TargetDriver::stage_all(const install::StartStaging& a) {
-  if (!executor_ || planned_->epoch != a.begin.layout_epoch) return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("transfer");
-  REFIT_ASSIGN(const std::unique_ptr<transport::PullLane> lane, options_.data->open_pull({options_.job, a.txn, options_.incarnation}, planned_->peers));
+  if (!executor_ || planned_->epoch != a.begin.layout_epoch)
+    return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("transfer");
+  REFIT_ASSIGN(const std::unique_ptr<transport::PullLane> lane,
+               options_.data->open_pull({options_.job, a.txn, options_.incarnation}, planned_->peers));
   executor_->begin();
   Status s = read_manifests(a, *lane);
   if (s.ok()) s = pull_buckets(a, *lane);
@@ -192,28 +218,38 @@ Status TargetDriver::read_manifests(const install::StartStaging& a, transport::P
   manifests_.clear();
   for (const wire::LendEntry& e : a.sources) {
     const auto rank = std::find(planned_->member_of_rank.begin(), planned_->member_of_rank.end(), e.member);
-    if (rank == planned_->member_of_rank.end()) return Error(Code::kMismatch, "a lend came from a member that is not a source").at_stage("lend");
-    const auto shared = planned_->plan.shared_with.find(static_cast<std::uint32_t>(rank - planned_->member_of_rank.begin()));
+    if (rank == planned_->member_of_rank.end())
+      return Error(Code::kMismatch, "a lend came from a member that is not a source").at_stage("lend");
+    const auto shared =
+        planned_->plan.shared_with.find(static_cast<std::uint32_t>(rank - planned_->member_of_rank.begin()));
     if (shared == planned_->plan.shared_with.end()) continue;  // sends nothing to this rank
     const std::string peer = member_name(e.member);
     // The page lies in the region after the weights.
     REFIT_ASSIGN(const model::RankLayout lent, planned_->source->expand(Rank(shared->first)));
     const auto bytes = narrow<std::int64_t>(e.manifest_bytes);
     if (!bytes) return Error(Code::kInvalid, "manifest length is absurd").at_peer(peer).at_stage("lend");
-    const Segment page{.region = static_cast<std::uint32_t>(lent.buffers.size()), .offset = 0, .run_bytes = *bytes, .extents = {}, .strides = {}};
+    const Segment page{.region = static_cast<std::uint32_t>(lent.buffers.size()),
+                       .offset = 0,
+                       .run_bytes = *bytes,
+                       .extents = {},
+                       .strides = {}};
     Result<std::uint64_t> ticket = lane.request(kManifestBucket, e.member, e.descriptor, {&page, 1});
     if (!ticket.ok()) return Error(std::move(ticket).error()).at_peer(peer).at_stage("lend");
     Result<transport::Lease> lease = lane.next(Deadline::after_ns(a.begin.stall_ns));
     if (!lease.ok()) return Error(std::move(lease).error()).at_peer(peer).at_stage("lend");
-    if (lease->sender() != e.member || lease->bases().size() != 1) return Error(Code::kMismatch, "the lane answered with another bucket").at_peer(peer).at_stage("lend");
+    if (lease->sender() != e.member || lease->bases().size() != 1)
+      return Error(Code::kMismatch, "the lane answered with another bucket").at_peer(peer).at_stage("lend");
     page_copy_.assign(lease->bases()[0], lease->bases()[0] + *bytes);
     Result<wire::Manifest> m = wire::parse_manifest(page_copy_, e.manifest_hash);
     if (!m.ok()) return Error(std::move(m).error()).at_peer(peer).at_stage("lend");
-    const Status identity = wire::check_identity(*m, {options_.job, a.txn, e.member, e.incarnation, planned_->epoch, planned_->plan.id});
+    const Status identity =
+        wire::check_identity(*m, {options_.job, a.txn, e.member, e.incarnation, planned_->epoch, planned_->plan.id});
     if (!identity.ok()) return Error(identity.error()).at_peer(peer).at_stage("lend");
     const wire::ManifestRecipient* me = m->find(rank_);
     if (me == nullptr || me->bucket_list != shared->second)
-      return Error(Code::kMismatch, "the two ends planned different buckets for each other").at_peer(peer).at_stage("lend");
+      return Error(Code::kMismatch, "the two ends planned different buckets for each other")
+          .at_peer(peer)
+          .at_stage("lend");
     manifests_.emplace(e.member, std::move(*m));
     progress_.bucket_done(0);
   }
@@ -234,22 +270,37 @@ Status TargetDriver::pull_buckets(const install::StartStaging& a, transport::Pul
     for (; asked < buckets.size() && asked - staged < kWindow; ++asked) {
       const install::BucketTable& b = buckets[asked];
       const auto lend = lends.find(b.sender);
-      if (lend == lends.end() || !manifests_.contains(b.sender)) return Error(Code::kMismatch, "a planned sender lent nothing").at_peer(member_name(b.sender)).at_stage("lend");
+      if (lend == lends.end() || !manifests_.contains(b.sender))
+        return Error(Code::kMismatch, "a planned sender lent nothing").at_peer(member_name(b.sender)).at_stage("lend");
       Result<std::uint64_t> ticket = lane.request(b.id, b.sender, lend->second->descriptor, b.segments);
-      if (!ticket.ok()) return Error(std::move(ticket).error()).at_peer(member_name(b.sender)).at_stage("transfer").at_bucket(std::to_string(b.id.value));
+      if (!ticket.ok())
+        return Error(std::move(ticket).error())
+            .at_peer(member_name(b.sender))
+            .at_stage("transfer")
+            .at_bucket(std::to_string(b.id.value));
     }
     Result<transport::Lease> lease = lane.next(Deadline::after_ns(kSliceNs).sooner(stall));
     if (!lease.ok()) {
       if (lease.error().code == Code::kTimeout && !stall.over()) continue;
-      return Error(std::move(lease).error()).at_peer(member_name(buckets[staged].sender)).at_stage("transfer").at_bucket(std::to_string(buckets[staged].id.value));
+      return Error(std::move(lease).error())
+          .at_peer(member_name(buckets[staged].sender))
+          .at_stage("transfer")
+          .at_bucket(std::to_string(buckets[staged].id.value));
     }
     const auto found = index.find({lease->sender(), lease->bucket().value});
-    if (found == index.end()) return Error(Code::kMismatch, "the lane delivered a bucket that is not planned").at_peer(member_name(lease->sender())).at_stage("transfer");
+    if (found == index.end())
+      return Error(Code::kMismatch, "the lane delivered a bucket that is not planned")
+          .at_peer(member_name(lease->sender()))
+          .at_stage("transfer");
     const install::BucketTable& b = buckets[found->second];
     progress_.in_hand = std::uint64_t{b.sender} << 32 | b.id.value;
     const wire::Manifest& manifest = manifests_.at(b.sender);
     const wire::ManifestBucket* sealed = manifest.find(b.id);
-    if (sealed == nullptr) return Error(Code::kMismatch, "the sender sealed no such bucket").at_peer(member_name(b.sender)).at_stage("transfer").at_bucket(std::to_string(b.id.value));
+    if (sealed == nullptr)
+      return Error(Code::kMismatch, "the sender sealed no such bucket")
+          .at_peer(member_name(b.sender))
+          .at_stage("transfer")
+          .at_bucket(std::to_string(b.id.value));
     sealed_.clear();
     for (const wire::ManifestEntry& e : manifest.of(*sealed)) sealed_.push_back({e.tensor.value, to_kernel(e.digest)});
     Status s = executor_->stage(found->second, lease->bases(), sealed_);
@@ -265,7 +316,9 @@ Status TargetDriver::pull_buckets(const install::StartStaging& a, transport::Pul
   return {};
 }
 
-void TargetDriver::perform(install::ShutGate& a) { done(install::Task::kShutGate, a.txn, instance_.pause(Deadline::at_ns(a.deadline_ns))); }
+void TargetDriver::perform(install::ShutGate& a) {
+  done(install::Task::kShutGate, a.txn, instance_.pause(Deadline::at_ns(a.deadline_ns)));
+}
 
 void TargetDriver::perform(install::SetWord& a) { shard_.commit_word()->store(to_engine(a.word, a.version)); }
 
@@ -279,7 +332,9 @@ void TargetDriver::perform(install::CopyShadowToLive& a) {
       report_.copy_ns = monotonic_ns() - start;
     }
     progress_.bucket_done(executor_->shadow_bytes());
-    return [this, txn = a.txn, s, counted = agent::to_wire(executor_->counted()), proof = to_wire(executor_->proof())] { done(install::Task::kCopy, txn, s, counted, proof); };
+    return [this, txn = a.txn, s, counted = agent::to_wire(executor_->counted()), proof = to_wire(executor_->proof())] {
+      done(install::Task::kCopy, txn, s, counted, proof);
+    };
   });
 }
 
@@ -300,7 +355,8 @@ void TargetDriver::perform(install::Fence& a) {
 
 void TargetDriver::perform(install::RunVerify& a) {
   work([this, a]() -> Finish {
-    Status s = executor_ ? executor_->prove_live() : Status(Error(Code::kMismatch, "no version is applied here, nothing can be proven"));
+    Status s = executor_ ? executor_->prove_live()
+                         : Status(Error(Code::kMismatch, "no version is applied here, nothing can be proven"));
     wire::Digest4 counted;
     wire::ProofCounts proof;
     std::vector<Error> errors;

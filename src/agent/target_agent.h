@@ -10,7 +10,8 @@ namespace refit::agent {
 
 class TargetDriver final : public Agent, private Member {
  public:
-  static Result<std::unique_ptr<Agent>> make(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance);
+  static Result<std::unique_ptr<Agent>> make(const AgentOptions& options, engine::Shard& shard,
+                                             engine::Instance& instance);
   ~TargetDriver() override;
 
   Status run(Deadline deadline) override;
@@ -19,7 +20,8 @@ class TargetDriver final : public Agent, private Member {
   Status close(Deadline deadline) override;
 
  private:
-  TargetDriver(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance, install::TargetState state);
+  TargetDriver(const AgentOptions& options, engine::Shard& shard, engine::Instance& instance,
+               install::TargetState state);
 
   void on_received(wire::Envelope&& envelope) override { feed(install::Received{std::move(envelope)}); }
   void on_connection(bool up) override;
@@ -28,7 +30,8 @@ class TargetDriver final : public Agent, private Member {
   void on_progress(const wire::Heartbeat& now) override { feed(install::Progress{now}); }
   void feed(install::TargetEventKind what);
   void after_step();
-  void done(install::Task task, const Txn& txn, const Status& status, const wire::Digest4& counted = {}, const wire::ProofCounts& proof = {});
+  void done(install::Task task, const Txn& txn, const Status& status, const wire::Digest4& counted = {},
+            const wire::ProofCounts& proof = {});
 
   void perform(install::Send& a);
   void perform(install::MakePlan& a);
@@ -66,8 +69,8 @@ class TargetDriver final : public Agent, private Member {
   std::unique_ptr<install::StagedExecutor> executor_;
   std::map<std::uint32_t, wire::Manifest> manifests_;  // by member, of the round in hand
   std::vector<std::byte> page_copy_;
-  std::vector<install::TensorDigest> sealed_;          // scratch
-  std::vector<const std::byte*> bases_;                // scratch
+  std::vector<install::TensorDigest> sealed_;  // scratch
+  std::vector<const std::byte*> bases_;        // scratch
 
   mutable std::mutex report_mutex_;
   AgentReport report_;

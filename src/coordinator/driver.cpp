@@ -54,8 +54,10 @@ void Driver::run() {
     if (stop_) return;
     if (message.ok()) {
       Result<wire::Envelope> envelope = wire::decode(message->bytes);
-      if (envelope.ok()) feed(Received{message->peer, std::move(*envelope)});
-      else ++state_.dropped.unexpected;
+      if (envelope.ok())
+        feed(Received{message->peer, std::move(*envelope)});
+      else
+        ++state_.dropped.unexpected;
     } else if (message.error().code != Code::kTimeout && !failed_) {
       failed_ = Error(std::move(message).error()).at_stage("control");
     }
@@ -102,8 +104,10 @@ Status Driver::append(const Append& a) {
 
 void Driver::perform(Append& a) {
   Status s = append(a);
-  if (!s.ok()) events_.push_back(AppendFailed{a.ticket, Error(std::move(s).error()).at_stage("journal")});
-  else events_.push_back(Appended{a.ticket});
+  if (!s.ok())
+    events_.push_back(AppendFailed{a.ticket, Error(std::move(s).error()).at_stage("journal")});
+  else
+    events_.push_back(Appended{a.ticket});
 }
 
 void Driver::perform(ReadEpoch&) {
@@ -113,8 +117,10 @@ void Driver::perform(ReadEpoch&) {
     return state.epoch;
   };
   const Result<Epoch> highest = read();
-  if (highest.ok()) events_.push_back(EpochRead{*highest});
-  else if (!failed_) failed_ = highest.error();
+  if (highest.ok())
+    events_.push_back(EpochRead{*highest});
+  else if (!failed_)
+    failed_ = highest.error();
 }
 
 void Driver::perform(Report& a) { result_ = std::move(a.result); }
@@ -125,11 +131,17 @@ void Driver::perform(Stop& a) {
 }
 void Driver::perform(Observe& a) {
   if (options_.observer)
-    options_.observer({.phase = a.phase, .who = {Role::kClient, 0, 0}, .txn = a.txn, .at_ns = monotonic_ns(), .bytes = 0, .buckets = 0});
+    options_.observer({.phase = a.phase,
+                       .who = {Role::kClient, 0, 0},
+                       .txn = a.txn,
+                       .at_ns = monotonic_ns(),
+                       .bytes = 0,
+                       .buckets = 0});
 }
 
 bool Driver::wait_changed(std::unique_lock<std::mutex>& lock, Deadline deadline) const {
-  return changed_.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns())) == std::cv_status::no_timeout || !deadline.over();
+  return changed_.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns())) == std::cv_status::no_timeout ||
+         !deadline.over();
 }
 
 Result<RoundResult> Driver::sync(const BeginRound& call) {
@@ -168,7 +180,8 @@ Result<std::string> Driver::verify(wire::Domain domain, std::int64_t timeout_ns)
       verdicts_.erase(it);
       return json;
     }
-    if (!wait_changed(lock, guard)) return Error(Code::kTimeout, "the members did not answer the request to verify in time");
+    if (!wait_changed(lock, guard))
+      return Error(Code::kTimeout, "the members did not answer the request to verify in time");
   }
   return failed_ ? *failed_ : Error(Code::kCancelled, "the coordinator was shut down");
 }
@@ -187,8 +200,10 @@ Status Driver::wait_ready(Deadline deadline) const {
       const Slot& slot = state_.slots[m];
       const std::string name = options_.config.shape.name(m).to_string();
       if (!slot.refused.empty()) return Error(slot.refused.front()).at_peer(name).at_stage("plan");
-      if (!slot.present()) missing += " " + name + " (not here)";
-      else if (!slot.ready) missing += " " + name + " (planning)";
+      if (!slot.present())
+        missing += " " + name + " (not here)";
+      else if (!slot.ready)
+        missing += " " + name + " (planning)";
     }
     if (missing.empty()) return {};
     if (deadline.over()) return Error(Code::kTimeout, "members are not ready:" + missing).at_stage("join");

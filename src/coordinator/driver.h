@@ -74,7 +74,7 @@ class Driver {
   std::vector<Verdict> verdicts_;
   std::vector<Finished> finished_;
   std::uint64_t requests_ = 0;
-  std::optional<Error> failed_;   // the control lane or the journal: sticky
+  std::optional<Error> failed_;  // the control lane or the journal: sticky
   bool stop_ = false;
   std::thread thread_;
 };

@@ -30,10 +30,10 @@ struct Slot {
   wire::Heartbeat heartbeat;
   Version holds;                      // applied (target) as last said
   std::optional<wire::Digest4> live;  // its folded digest
-  Txn inside;                      // round it last said to be in
-  std::int64_t gone_ns = 0;        // since when nobody is here
-  std::int64_t configured_ns = 0;  // when Configure was last sent
-  bool ready = false;              // Ready for the current layout epoch
+  Txn inside;                         // round it last said to be in
+  std::int64_t gone_ns = 0;           // since when nobody is here
+  std::int64_t configured_ns = 0;     // when Configure was last sent
+  bool ready = false;                 // Ready for the current layout epoch
   PlanId plan;
   std::vector<Error> refused;  // PlanRefused for the current layout epoch
   bool present() const { return connection != kNoConnection; }

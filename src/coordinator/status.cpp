@@ -135,7 +135,9 @@ bool proves(const State& s, const VerifyCall& call) {
 
 Error absence(const State& s, std::uint32_t member) {
   const bool present = s.slots[member].present();
-  return Error(present ? Code::kTimeout : Code::kPeerLost, present ? "no report within the deadline" : "is not connected").at_peer(s.config.shape.name(member).to_string());
+  return Error(present ? Code::kTimeout : Code::kPeerLost,
+               present ? "no report within the deadline" : "is not connected")
+      .at_peer(s.config.shape.name(member).to_string());
 }
 
 }  // namespace
@@ -213,7 +215,8 @@ void Machine::advance_verifies() {
   for (std::size_t i = 0; i < s_.verifies.size();) {
     const VerifyCall& call = s_.verifies[i];
     // Nobody waits for a member that is not here.
-    const bool all = std::all_of(call.reports.begin(), call.reports.end(), [&](const auto& r) { return r.second || !s_.slots[r.first].present(); });
+    const bool all = std::all_of(call.reports.begin(), call.reports.end(),
+                                 [&](const auto& r) { return r.second || !s_.slots[r.first].present(); });
     if (!all && s_.now_ns <= call.deadline_ns) {
       ++i;
       continue;

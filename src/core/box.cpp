@@ -83,9 +83,11 @@ Dims View::steps() const {
 
 Status View::validate(const Dims& shape) const {
   if (radices.size() != shape.size())
-    return Error(Code::kInvalid, "view has " + std::to_string(radices.size()) + " axes, the tensor has " + std::to_string(shape.size()));
+    return Error(Code::kInvalid, "view has " + std::to_string(radices.size()) + " axes, the tensor has " +
+                                     std::to_string(shape.size()));
   if (factors() > kMaxFactors)
-    return Error(Code::kInvalid, "view has " + std::to_string(factors()) + " factors, at most " + std::to_string(kMaxFactors) + " are allowed");
+    return Error(Code::kInvalid, "view has " + std::to_string(factors()) + " factors, at most " +
+                                     std::to_string(kMaxFactors) + " are allowed");
   for (std::size_t a = 0; a < shape.size(); ++a) {
     if (radices[a].empty()) return Error(Code::kInvalid, "view axis " + std::to_string(a) + " has no factor");
     const auto checked = checked_extent_product(radices[a]);
@@ -94,7 +96,8 @@ Status View::validate(const Dims& shape) const {
     for (std::int64_t r : radices[a]) zero = zero || r == 0;
     if (checked) product = zero ? 0 : *checked;
     if (!checked || product != shape[a])
-      return Error(Code::kInvalid, "view factors of axis " + std::to_string(a) + " do not multiply to its extent " + std::to_string(shape[a]));
+      return Error(Code::kInvalid, "view factors of axis " + std::to_string(a) + " do not multiply to its extent " +
+                                       std::to_string(shape[a]));
   }
   return {};
 }

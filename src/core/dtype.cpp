@@ -9,9 +9,18 @@ struct Row {
   std::int64_t bytes;
   bool is_float;
 };
-constexpr std::array<Row, kDTypeCount> kRows = {{{"bool", 1, false}, {"u8", 1, false}, {"i8", 1, false}, {"i16", 2, false},
-                                                 {"i32", 4, false}, {"i64", 8, false}, {"f16", 2, true}, {"bf16", 2, true},
-                                                 {"f32", 4, true}, {"f64", 8, true}, {"f8_e4m3", 1, true}, {"f8_e5m2", 1, true}}};
+constexpr std::array<Row, kDTypeCount> kRows = {{{"bool", 1, false},
+                                                 {"u8", 1, false},
+                                                 {"i8", 1, false},
+                                                 {"i16", 2, false},
+                                                 {"i32", 4, false},
+                                                 {"i64", 8, false},
+                                                 {"f16", 2, true},
+                                                 {"bf16", 2, true},
+                                                 {"f32", 4, true},
+                                                 {"f64", 8, true},
+                                                 {"f8_e4m3", 1, true},
+                                                 {"f8_e5m2", 1, true}}};
 const Row& row(DType t) { return kRows[static_cast<std::size_t>(t)]; }
 }  // namespace
 

@@ -110,7 +110,8 @@ Result<sockaddr_un> unix_address(const std::string& path) {
   sockaddr_un addr{};
   addr.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof addr.sun_path)
-    return Error(Code::kInvalid, "socket path '" + path + "' must have 1 to " + std::to_string(sizeof addr.sun_path - 1) +
+    return Error(Code::kInvalid, "socket path '" + path + "' must have 1 to " +
+                                     std::to_string(sizeof addr.sun_path - 1) +
                                      " bytes: choose a shorter runtime directory");
   std::memcpy(addr.sun_path, path.data(), path.size());
   return addr;
@@ -149,7 +150,8 @@ class SystemEnv final : public Env {
   Result<Fd> shm(std::string_view label, std::int64_t bytes) override {
     Fd fd(::memfd_create(std::string(label).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!fd.valid()) return os_error("memfd_create", errno);
-    if (::ftruncate(fd.get(), bytes) != 0) return os_error("cannot size shared memory to " + std::to_string(bytes) + " bytes", errno);
+    if (::ftruncate(fd.get(), bytes) != 0)
+      return os_error("cannot size shared memory to " + std::to_string(bytes) + " bytes", errno);
     return fd;
   }
 
@@ -170,7 +172,8 @@ class SystemEnv final : public Env {
     if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&addr), sizeof addr) != 0) {
       if (errno != EADDRINUSE) return os_error("cannot bind " + path, errno);
       REFIT_TRY(reclaim(path, addr));
-      if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&addr), sizeof addr) != 0) return os_error("cannot bind " + path, errno);
+      if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&addr), sizeof addr) != 0)
+        return os_error("cannot bind " + path, errno);
     }
     if (::chmod(path.c_str(), 0600) != 0) return os_error("cannot restrict " + path, errno);
     if (::listen(fd.get(), 256) != 0) return os_error("cannot listen on " + path, errno);

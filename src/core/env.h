@@ -48,8 +48,8 @@ class File {
 class Env {
  public:
   virtual ~Env() = default;
-  virtual std::int64_t now_ns() = 0;                  // CLOCK_MONOTONIC
-  virtual void wait(Deadline until) = 0;              // sleep
+  virtual std::int64_t now_ns() = 0;      // CLOCK_MONOTONIC
+  virtual void wait(Deadline until) = 0;  // sleep
   virtual Status random(std::span<std::byte> out) = 0;
   virtual Result<Fd> shm(std::string_view label, std::int64_t bytes) = 0;  // fresh memfd of that size, sealable
   // Opens or creates; the directory entry is durable when it returns.

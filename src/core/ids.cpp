@@ -8,9 +8,12 @@ std::string Txn::to_string() const {
 
 std::string_view to_string(Role role) {
   switch (role) {
-    case Role::kSource: return "source";
-    case Role::kTarget: return "target";
-    case Role::kClient: return "client";
+    case Role::kSource:
+      return "source";
+    case Role::kTarget:
+      return "target";
+    case Role::kClient:
+      return "client";
   }
   return "client";
 }

@@ -8,16 +8,26 @@ namespace refit {
 
 std::string_view to_string(Code code) {
   switch (code) {
-    case Code::kInvalid: return "invalid";
-    case Code::kUnsupported: return "unsupported";
-    case Code::kMismatch: return "mismatch";
-    case Code::kCorrupt: return "corrupt";
-    case Code::kTimeout: return "timeout";
-    case Code::kPeerLost: return "peer_lost";
-    case Code::kExhausted: return "exhausted";
-    case Code::kBusy: return "busy";
-    case Code::kCancelled: return "cancelled";
-    case Code::kInternal: return "internal";
+    case Code::kInvalid:
+      return "invalid";
+    case Code::kUnsupported:
+      return "unsupported";
+    case Code::kMismatch:
+      return "mismatch";
+    case Code::kCorrupt:
+      return "corrupt";
+    case Code::kTimeout:
+      return "timeout";
+    case Code::kPeerLost:
+      return "peer_lost";
+    case Code::kExhausted:
+      return "exhausted";
+    case Code::kBusy:
+      return "busy";
+    case Code::kCancelled:
+      return "cancelled";
+    case Code::kInternal:
+      return "internal";
   }
   return "internal";
 }
@@ -61,7 +71,8 @@ std::string Error::to_string() const {
 
 void check_failed(const char* condition, const char* file, int line) {
   // Written with write(2): the library holds no stdio. A broken invariant must not go on to touch weights.
-  std::string text = std::string("refit: broken invariant ") + condition + " at " + file + ":" + std::to_string(line) + "\n";
+  std::string text =
+      std::string("refit: broken invariant ") + condition + " at " + file + ":" + std::to_string(line) + "\n";
   [[maybe_unused]] auto n = ::write(2, text.data(), text.size());
   std::abort();
 }

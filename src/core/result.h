@@ -101,19 +101,23 @@ using Status = Result<void>;
 #define REFIT_CONCAT(a, b) REFIT_CONCAT_(a, b)
 
 // Return the error of a Status or Result expression, or go on.
-#define REFIT_TRY(expr)                                                    \
-  do {                                                                     \
-    if (auto refit_try_ = (expr); !refit_try_.ok()) [[unlikely]]           \
-      return ::refit::Error(std::move(refit_try_).error());                \
+#define REFIT_TRY(expr)                                          \
+  do {                                                           \
+    if (auto refit_try_ = (expr); !refit_try_.ok()) [[unlikely]] \
+      return ::refit::Error(std::move(refit_try_).error());      \
   } while (false)
 
 // REFIT_ASSIGN(auto x, f()): declare or assign from a Result, or return its error.
 #define REFIT_ASSIGN(decl, expr) REFIT_ASSIGN_(REFIT_CONCAT(refit_r_, __LINE__), decl, expr)
-#define REFIT_ASSIGN_(tmp, decl, expr)                                     \
-  auto tmp = (expr);                                                       \
-  if (!tmp.ok()) [[unlikely]] return ::refit::Error(std::move(tmp).error()); \
+#define REFIT_ASSIGN_(tmp, decl, expr)             \
+  auto tmp = (expr);                               \
+  if (!tmp.ok()) [[unlikely]]                      \
+    return ::refit::Error(std::move(tmp).error()); \
   decl = std::move(tmp).value()
 
 // For our own mistakes only; nothing that comes from a file or a peer may reach one.
-#define REFIT_CHECK(cond) \
-  do { if (!(cond)) [[unlikely]] ::refit::check_failed(#cond, __FILE__, __LINE__); } while (false)
+#define REFIT_CHECK(cond)                               \
+  do {                                                  \
+    if (!(cond)) [[unlikely]]                           \
+      ::refit::check_failed(#cond, __FILE__, __LINE__); \
+  } while (false)

@@ -12,8 +12,8 @@
 
 namespace refit {
 namespace {
-constexpr std::array<std::string_view, kPhaseCount> kPhaseNames = {"begin", "seal", "lend", "transfer", "staged", "voted",
-                                                                   "decided", "gated", "copying", "applied", "reopened"};
+constexpr std::array<std::string_view, kPhaseCount> kPhaseNames = {
+    "begin", "seal", "lend", "transfer", "staged", "voted", "decided", "gated", "copying", "applied", "reopened"};
 }  // namespace
 
 std::string_view to_string(Phase phase) { return kPhaseNames[static_cast<std::size_t>(phase)]; }
@@ -56,7 +56,8 @@ struct ThreadPool::Impl {
   }
 };
 
-ThreadPool::ThreadPool(int threads, std::string_view name) : threads_(std::max(1, threads)), impl_(std::make_unique<Impl>()) {
+ThreadPool::ThreadPool(int threads, std::string_view name)
+    : threads_(std::max(1, threads)), impl_(std::make_unique<Impl>()) {
   for (int i = 1; i < threads_; ++i) {
     impl_->workers.emplace_back([impl = impl_.get()] { impl->work(); });
     ::pthread_setname_np(impl_->workers.back().native_handle(), std::string(name).substr(0, 15).c_str());

@@ -13,7 +13,17 @@ namespace refit {
 
 // The named steps of a round (also the STEP of `--kill ROLE:INDEX@STEP`).
 enum class Phase : std::uint8_t {
-  kBegin, kSeal, kLend, kTransfer, kStaged, kVoted, kDecided, kGated, kCopying, kApplied, kReopened
+  kBegin,
+  kSeal,
+  kLend,
+  kTransfer,
+  kStaged,
+  kVoted,
+  kDecided,
+  kGated,
+  kCopying,
+  kApplied,
+  kReopened
 };
 inline constexpr int kPhaseCount = 11;
 std::string_view to_string(Phase phase);

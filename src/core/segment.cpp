@@ -5,7 +5,8 @@
 namespace refit {
 
 Result<std::int64_t> packed_bytes(const Segment& s) {
-  if (s.extents.size() != s.strides.size()) return Error(Code::kInvalid, "segment has different numbers of extents and strides");
+  if (s.extents.size() != s.strides.size())
+    return Error(Code::kInvalid, "segment has different numbers of extents and strides");
   if (s.run_bytes < 0) return Error(Code::kInvalid, "segment has a negative run length");
   const auto steps = checked_extent_product(s.extents);
   const auto bytes = steps ? checked_mul(*steps, s.run_bytes) : std::nullopt;

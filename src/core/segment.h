@@ -10,10 +10,10 @@ namespace refit {
 // Order: row-major over extents; packed size = run_bytes × Π extents.
 struct Segment {
   std::uint32_t region = 0;
-  std::int64_t offset = 0;      // bytes, of the element with all indices 0
-  std::int64_t run_bytes = 0;   // contiguous bytes at each step, ≥ 0
-  Dims extents;                 // steps per loop axis, outermost first
-  Dims strides;                 // bytes per step, may be negative or 0
+  std::int64_t offset = 0;     // bytes, of the element with all indices 0
+  std::int64_t run_bytes = 0;  // contiguous bytes at each step, ≥ 0
+  Dims extents;                // steps per loop axis, outermost first
+  Dims strides;                // bytes per step, may be negative or 0
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 

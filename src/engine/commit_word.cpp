@@ -7,9 +7,17 @@ template <typename F>
 void visit(WordValue& v, F f) {
   std::uint64_t state = static_cast<std::uint64_t>(v.state);
   std::uint64_t step = static_cast<std::uint64_t>(v.version.step);
-  std::uint64_t* fields[] = {&state, &v.txn.lineage.hi, &v.txn.lineage.lo, &v.txn.epoch.value, &v.txn.counter,
-                             &v.version.lineage.hi, &v.version.lineage.lo, &v.version.number,
-                             &v.version.digest.hi, &v.version.digest.lo, &step};
+  std::uint64_t* fields[] = {&state,
+                             &v.txn.lineage.hi,
+                             &v.txn.lineage.lo,
+                             &v.txn.epoch.value,
+                             &v.txn.counter,
+                             &v.version.lineage.hi,
+                             &v.version.lineage.lo,
+                             &v.version.number,
+                             &v.version.digest.hi,
+                             &v.version.digest.lo,
+                             &step};
   for (std::size_t i = 0; i < std::size(fields); ++i) f(i, *fields[i]);
   v.state = static_cast<WordState>(state);
   v.version.step = static_cast<std::int64_t>(step);

@@ -5,7 +5,8 @@
 
 namespace refit::engine {
 
-Result<std::unique_ptr<ReferenceEngine>> ReferenceEngine::make(std::shared_ptr<const model::Layout> layout, Rank rank, memory::Budget* budget) {
+Result<std::unique_ptr<ReferenceEngine>> ReferenceEngine::make(std::shared_ptr<const model::Layout> layout, Rank rank,
+                                                               memory::Budget* budget) {
   std::unique_ptr<ReferenceEngine> e(new ReferenceEngine);
   REFIT_ASSIGN(e->rank_layout_, layout->expand(rank));
   e->layout_ = std::move(layout);
@@ -94,7 +95,8 @@ Status ReferenceEngine::pause(Deadline deadline) {
   std::unique_lock lock(mutex_);
   paused_ = true;
   const auto left = std::chrono::nanoseconds(deadline.left_ns());
-  if (!idle_.wait_for(lock, left, [&] { return !in_forward_; })) return Error(Code::kTimeout, "a forward pass did not end before the gate's deadline");
+  if (!idle_.wait_for(lock, left, [&] { return !in_forward_; }))
+    return Error(Code::kTimeout, "a forward pass did not end before the gate's deadline");
   return {};
 }
 

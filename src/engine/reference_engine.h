@@ -20,7 +20,8 @@ struct ServeCounts {
 
 class ReferenceEngine final : public Instance, public Shard {
  public:
-  static Result<std::unique_ptr<ReferenceEngine>> make(std::shared_ptr<const model::Layout> layout, Rank rank, memory::Budget* budget);
+  static Result<std::unique_ptr<ReferenceEngine>> make(std::shared_ptr<const model::Layout> layout, Rank rank,
+                                                       memory::Budget* budget);
   ~ReferenceEngine() override;
 
   // Starts the serving thread: each forward pass reads sampled elements of the weights under the gate.

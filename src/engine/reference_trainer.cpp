@@ -10,7 +10,8 @@ namespace {
 constexpr int kPadGarbage = 0x5a;  // pads must never be read; a recognisable value shows it when they are
 }
 
-Result<std::unique_ptr<ReferenceTrainer>> ReferenceTrainer::make(Env& env, std::shared_ptr<const model::Layout> layout, Rank rank, memory::Budget* budget) {
+Result<std::unique_ptr<ReferenceTrainer>> ReferenceTrainer::make(Env& env, std::shared_ptr<const model::Layout> layout,
+                                                                 Rank rank, memory::Budget* budget) {
   std::unique_ptr<ReferenceTrainer> t(new ReferenceTrainer);
   REFIT_ASSIGN(t->rank_layout_, layout->expand(rank));
   t->layout_ = std::move(layout);
@@ -19,7 +20,8 @@ Result<std::unique_ptr<ReferenceTrainer>> ReferenceTrainer::make(Env& env, std::
     if (b.bytes > 0) std::memset(region.data(), kPadGarbage, static_cast<std::size_t>(b.bytes));
     t->memory_.push_back(std::move(region));
   }
-  for (const memory::SharedRegion& r : t->memory_) t->regions_.push_back({r.data(), r.bytes(), memory::Kind::kHostShared, &r});
+  for (const memory::SharedRegion& r : t->memory_)
+    t->regions_.push_back({r.data(), r.bytes(), memory::Kind::kHostShared, &r});
   return t;
 }
 
@@ -27,7 +29,8 @@ template <typename F>
 void ReferenceTrainer::each_run(F f) {
   for (const model::Holding& h : rank_layout_.holdings) {
     const model::LogicalTensor& tensor = layout_->catalogue().tensors[h.tensor.value];
-    for_each_run(tensor, h, memory_[h.buffer].data(), [&](std::int64_t linear, std::byte* data, std::int64_t count) { f(tensor, h, linear, data, count); });
+    for_each_run(tensor, h, memory_[h.buffer].data(),
+                 [&](std::int64_t linear, std::byte* data, std::int64_t count) { f(tensor, h, linear, data, count); });
   }
 }
 
@@ -40,8 +43,9 @@ Status ReferenceTrainer::load(const LogicalBytes& checkpoint) {
     const std::int64_t item = item_size(tensor.dtype);
     const std::span<const std::byte> bytes = checkpoint(tensor.name);
     if (static_cast<std::int64_t>(bytes.size()) != elements(whole(tensor.shape)) * item)
-      return Error(Code::kMismatch, "the checkpoint has not the bytes of this tensor").at_tensor(tensor.name).amounts(
-          elements(whole(tensor.shape)) * item, static_cast<std::int64_t>(bytes.size()));
+      return Error(Code::kMismatch, "the checkpoint has not the bytes of this tensor")
+          .at_tensor(tensor.name)
+          .amounts(elements(whole(tensor.shape)) * item, static_cast<std::int64_t>(bytes.size()));
     for_each_run(tensor, h, memory_[h.buffer].data(), [&](std::int64_t linear, std::byte* data, std::int64_t count) {
       std::memcpy(data, bytes.data() + linear * item, static_cast<std::size_t>(count * item));
     });
@@ -51,16 +55,14 @@ Status ReferenceTrainer::load(const LogicalBytes& checkpoint) {
 
 void ReferenceTrainer::randomise(std::uint64_t seed) {
   guard();
-  each_run([&](const model::LogicalTensor& t, const model::Holding& h, std::int64_t linear, std::byte* data, std::int64_t count) {
-    initial_values(seed, t.name, h.dtype, linear, data, count);
-  });
+  each_run([&](const model::LogicalTensor& t, const model::Holding& h, std::int64_t linear, std::byte* data,
+               std::int64_t count) { initial_values(seed, t.name, h.dtype, linear, data, count); });
 }
 
 void ReferenceTrainer::step(const StepRule& rule, std::int64_t number) {
   guard();
-  each_run([&](const model::LogicalTensor& t, const model::Holding& h, std::int64_t linear, std::byte* data, std::int64_t count) {
-    apply_step(rule, number, t.name, h.dtype, linear, data, count);
-  });
+  each_run([&](const model::LogicalTensor& t, const model::Holding& h, std::int64_t linear, std::byte* data,
+               std::int64_t count) { apply_step(rule, number, t.name, h.dtype, linear, data, count); });
 }
 
 }  // namespace refit::engine

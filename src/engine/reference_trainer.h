@@ -14,8 +14,10 @@ using LogicalBytes = std::function<std::span<const std::byte>(const std::string&
 
 class ReferenceTrainer final : public Shard {
  public:
-  // Allocates the rank's buffers as shared regions and fills pads with a non-zero pattern, as trainers' pads hold garbage.
-  static Result<std::unique_ptr<ReferenceTrainer>> make(Env& env, std::shared_ptr<const model::Layout> layout, Rank rank, memory::Budget* budget);
+  // Allocates the rank's buffers as shared regions and fills pads with a non-zero pattern, as trainers' pads hold
+  // garbage.
+  static Result<std::unique_ptr<ReferenceTrainer>> make(Env& env, std::shared_ptr<const model::Layout> layout,
+                                                        Rank rank, memory::Budget* budget);
 
   // From a checkpoint. kMismatch naming the tensor when one is absent or has another size.
   Status load(const LogicalBytes& checkpoint);

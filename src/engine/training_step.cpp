@@ -13,7 +13,9 @@ inline std::uint64_t mix(std::uint64_t x) {
   x *= 0x94d049bb133111ebull;
   return x ^ (x >> 31);
 }
-inline std::uint64_t at(std::uint64_t key, std::int64_t linear) { return mix(key + static_cast<std::uint64_t>(linear) * 0x9e3779b97f4a7c15ull); }
+inline std::uint64_t at(std::uint64_t key, std::int64_t linear) {
+  return mix(key + static_cast<std::uint64_t>(linear) * 0x9e3779b97f4a7c15ull);
+}
 
 std::uint64_t key_of(std::uint64_t seed, std::uint64_t salt, std::string_view tensor) {
   return Hasher().add_u64(seed).add_u64(salt).add_text(tensor).finish().lo;
@@ -21,7 +23,8 @@ std::uint64_t key_of(std::uint64_t seed, std::uint64_t salt, std::string_view te
 
 // T: unsigned bits of the float; Exponent: mask of its exponent field. The magnitude moves, sign stays.
 template <typename T, T kExponent>
-void step_elements(std::uint64_t key, std::uint64_t threshold, std::int64_t linear, std::byte* data, std::int64_t count) {
+void step_elements(std::uint64_t key, std::uint64_t threshold, std::int64_t linear, std::byte* data,
+                   std::int64_t count) {
   constexpr T kSign = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   for (std::int64_t i = 0; i < count; ++i) {
     const std::uint64_t h = at(key, linear + i);
@@ -58,7 +61,8 @@ void put(std::byte* data, std::int64_t i, T value) {
 
 }  // namespace
 
-void apply_step(const StepRule& rule, std::int64_t step, std::string_view tensor, DType dtype, std::int64_t linear, std::byte* data, std::int64_t count) {
+void apply_step(const StepRule& rule, std::int64_t step, std::string_view tensor, DType dtype, std::int64_t linear,
+                std::byte* data, std::int64_t count) {
   const std::uint64_t key = key_of(rule.seed, static_cast<std::uint64_t>(step) + 1, tensor);
   const auto threshold = static_cast<std::uint64_t>(rule.share * 4294967296.0);
   if (dtype == DType::kBF16) return step_elements<std::uint16_t, 0x7f80>(key, threshold, linear, data, count);
@@ -66,7 +70,8 @@ void apply_step(const StepRule& rule, std::int64_t step, std::string_view tensor
   if (dtype == DType::kF32) return step_elements<std::uint32_t, 0x7f800000u>(key, threshold, linear, data, count);
 }
 
-void initial_values(std::uint64_t seed, std::string_view tensor, DType dtype, std::int64_t linear, std::byte* data, std::int64_t count) {
+void initial_values(std::uint64_t seed, std::string_view tensor, DType dtype, std::int64_t linear, std::byte* data,
+                    std::int64_t count) {
   const std::uint64_t key = key_of(seed, 0, tensor);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::uint64_t h = at(key, linear + i);
@@ -80,7 +85,9 @@ void initial_values(std::uint64_t seed, std::string_view tensor, DType dtype, st
     } else if (dtype == DType::kF16) {
       // Same value: exponent rebased from 127 to 15, seven mantissa bits fit in ten.
       const auto exponent = static_cast<std::uint16_t>(((bits >> 23) & 0xffu) - 112u);
-      put(data, i, static_cast<std::uint16_t>((bits >> 16 & 0x8000u) | static_cast<std::uint32_t>(exponent << 10) | (bits >> 13 & 0x3ffu)));
+      put(data, i,
+          static_cast<std::uint16_t>((bits >> 16 & 0x8000u) | static_cast<std::uint32_t>(exponent << 10) |
+                                     (bits >> 13 & 0x3ffu)));
     } else {
       const std::int64_t item = item_size(dtype);
       std::memcpy(data + i * item, &h, static_cast<std::size_t>(item));

@@ -16,9 +16,11 @@ struct StepRule {
 
 // Applies step `step` to `count` consecutive logical elements of `tensor` starting at `linear`. Types f32, bf16, f16
 // change; others stay. Zeros, subnormals, infinities and NaNs stay; nothing becomes one of them.
-void apply_step(const StepRule& rule, std::int64_t step, std::string_view tensor, DType dtype, std::int64_t linear, std::byte* data, std::int64_t count);
+void apply_step(const StepRule& rule, std::int64_t step, std::string_view tensor, DType dtype, std::int64_t linear,
+                std::byte* data, std::int64_t count);
 
 // Initial weights without a checkpoint: values of roughly ±0.05, by (seed, tensor, index).
-void initial_values(std::uint64_t seed, std::string_view tensor, DType dtype, std::int64_t linear, std::byte* data, std::int64_t count);
+void initial_values(std::uint64_t seed, std::string_view tensor, DType dtype, std::int64_t linear, std::byte* data,
+                    std::int64_t count);
 
 }  // namespace refit::engine

@@ -14,11 +14,11 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kSingle = "model.safetensors";
 
 bool exists(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   return ::stat(path.c_str(), &info) == 0;
 }
 bool is_directory(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
@@ -29,11 +29,13 @@ Result<std::map<std::string, std::string>> read_index(const std::string& path) {
   REFIT_ASSIGN(const std::string text, read_text(path));
   if (Status valid = model::check_json(text); !valid.ok()) return corrupt(valid.error().message);
   const json index = json::parse(text, nullptr, false);
-  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) return corrupt("has no object 'weight_map'");
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+    return corrupt("has no object 'weight_map'");
   std::map<std::string, std::string> out;
   for (const auto& [name, file] : index["weight_map"].items()) {
     if (!file.is_string() || !is_plain_file_name(file.get_ref<const std::string&>()))
-      return corrupt("tensor '" + name.substr(0, 200) + "' is not in a plain file name of this directory").at_tensor(name.substr(0, 200));
+      return corrupt("tensor '" + name.substr(0, 200) + "' is not in a plain file name of this directory")
+          .at_tensor(name.substr(0, 200));
     out.emplace(name, file.get<std::string>());
   }
   if (out.empty()) return corrupt("'weight_map' is empty");
@@ -43,7 +45,8 @@ Result<std::map<std::string, std::string>> read_index(const std::string& path) {
 }  // namespace
 
 bool is_plain_file_name(std::string_view name) {
-  return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
 }
 
 Result<Checkpoint> Checkpoint::open(const std::string& path) {
@@ -88,7 +91,9 @@ Status Checkpoint::add_shard(const std::string& directory, const std::string& na
   if (shards_.empty()) metadata_ = header->metadata;
   const auto data = file.bytes().subspan(static_cast<std::size_t>(header->data_offset));
   for (TensorEntry& t : header->tensors)
-    tensors_.push_back({std::move(t.name), t.dtype, std::move(t.shape), data.subspan(static_cast<std::size_t>(t.offset), static_cast<std::size_t>(t.bytes)), static_cast<std::uint32_t>(shards_.size())});
+    tensors_.push_back({std::move(t.name), t.dtype, std::move(t.shape),
+                        data.subspan(static_cast<std::size_t>(t.offset), static_cast<std::size_t>(t.bytes)),
+                        static_cast<std::uint32_t>(shards_.size())});
   shards_.push_back(name);
   files_.push_back(std::move(file));
   return {};
@@ -98,7 +103,9 @@ Status Checkpoint::finish() {
   std::sort(tensors_.begin(), tensors_.end(), [](const TensorRef& a, const TensorRef& b) { return a.name < b.name; });
   for (std::size_t i = 1; i < tensors_.size(); ++i)
     if (tensors_[i].name == tensors_[i - 1].name)
-      return Error(Code::kCorrupt, "tensor " + tensors_[i].name + " is in " + shards_[tensors_[i - 1].shard] + " and in " + shards_[tensors_[i].shard]).at_tensor(tensors_[i].name);
+      return Error(Code::kCorrupt, "tensor " + tensors_[i].name + " is in " + shards_[tensors_[i - 1].shard] +
+                                       " and in " + shards_[tensors_[i].shard])
+          .at_tensor(tensors_[i].name);
   return {};
 }
 
@@ -106,15 +113,18 @@ Status Checkpoint::check_index(const std::map<std::string, std::string>& weight_
   for (const auto& [name, file] : weight_map) {
     const TensorRef* t = find(name);
     if (!t) return corrupt("tensor " + name + " is not in " + file).at_tensor(name);
-    if (shards_[t->shard] != file) return corrupt("tensor " + name + " is in " + shards_[t->shard] + ", not in " + file).at_tensor(name);
+    if (shards_[t->shard] != file)
+      return corrupt("tensor " + name + " is in " + shards_[t->shard] + ", not in " + file).at_tensor(name);
   }
   for (const TensorRef& t : tensors_)
-    if (!weight_map.contains(t.name)) return corrupt("tensor " + t.name + " of " + shards_[t.shard] + " is not listed").at_tensor(t.name);
+    if (!weight_map.contains(t.name))
+      return corrupt("tensor " + t.name + " of " + shards_[t.shard] + " is not listed").at_tensor(t.name);
   return {};
 }
 
 const TensorRef* Checkpoint::find(std::string_view name) const {
-  const auto at = std::lower_bound(tensors_.begin(), tensors_.end(), name, [](const TensorRef& t, std::string_view n) { return t.name < n; });
+  const auto at = std::lower_bound(tensors_.begin(), tensors_.end(), name,
+                                   [](const TensorRef& t, std::string_view n) { return t.name < n; });
   return at != tensors_.end() && at->name == name ? &*at : nullptr;
 }
 
@@ -137,7 +147,9 @@ model::Catalogue Checkpoint::catalogue() const {
 }
 
 Result<std::shared_ptr<const model::Layout>> checkpoint_layout(const Checkpoint& checkpoint, std::string_view spec) {
-  if (checkpoint.config_json().empty()) return Error(Code::kInvalid, checkpoint.path() + ": a single file has no config.json; name the checkpoint's directory");
+  if (checkpoint.config_json().empty())
+    return Error(Code::kInvalid,
+                 checkpoint.path() + ": a single file has no config.json; name the checkpoint's directory");
   const model::Catalogue names = checkpoint.catalogue();
   return model::rule_layout(checkpoint.config_json(), spec, &names);
 }

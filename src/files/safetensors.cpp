@@ -11,22 +11,27 @@ namespace {
 using nlohmann::json;
 
 constexpr std::pair<std::string_view, DType> kNames[] = {
-    {"BOOL", DType::kBool}, {"U8", DType::kU8},     {"I8", DType::kI8},   {"I16", DType::kI16}, {"I32", DType::kI32},         {"I64", DType::kI64},
-    {"F16", DType::kF16},   {"BF16", DType::kBF16}, {"F32", DType::kF32}, {"F64", DType::kF64}, {"F8_E4M3", DType::kF8E4M3}, {"F8_E5M2", DType::kF8E5M2}};
+    {"BOOL", DType::kBool}, {"U8", DType::kU8},   {"I8", DType::kI8},          {"I16", DType::kI16},
+    {"I32", DType::kI32},   {"I64", DType::kI64}, {"F16", DType::kF16},        {"BF16", DType::kBF16},
+    {"F32", DType::kF32},   {"F64", DType::kF64}, {"F8_E4M3", DType::kF8E4M3}, {"F8_E5M2", DType::kF8E5M2}};
 constexpr std::size_t kMaxAxes = 64;
 
 Error corrupt(const std::string& what) { return Error(Code::kCorrupt, "safetensors: " + what); }
-Error corrupt_at(const std::string& tensor, const std::string& what) { return corrupt("tensor '" + tensor.substr(0, 200) + "' " + what).at_tensor(tensor.substr(0, 200)); }
+Error corrupt_at(const std::string& tensor, const std::string& what) {
+  return corrupt("tensor '" + tensor.substr(0, 200) + "' " + what).at_tensor(tensor.substr(0, 200));
+}
 
 Result<std::int64_t> size_number(const json& v, const std::string& tensor, const char* what) {
-  if (!v.is_number_unsigned() || v.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) return corrupt_at(tensor, std::string(what) + " has a number that is no size");
+  if (!v.is_number_unsigned() || v.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX))
+    return corrupt_at(tensor, std::string(what) + " has a number that is no size");
   return static_cast<std::int64_t>(v.get<std::uint64_t>());
 }
 
 Result<TensorEntry> read_entry(const std::string& name, const json& v, std::int64_t data_bytes) {
   if (!v.is_object() || v.size() != 3 || !v.contains("dtype") || !v.contains("shape") || !v.contains("data_offsets"))
     return corrupt_at(name, "must have exactly dtype, shape and data_offsets");
-  if (!v["dtype"].is_string() || !v["shape"].is_array() || !v["data_offsets"].is_array() || v["data_offsets"].size() != 2)
+  if (!v["dtype"].is_string() || !v["shape"].is_array() || !v["data_offsets"].is_array() ||
+      v["data_offsets"].size() != 2)
     return corrupt_at(name, "has a field of the wrong type");
   if (v["shape"].size() > kMaxAxes) return corrupt_at(name, "has more than 64 axes");
   TensorEntry out{.name = name, .dtype = {}, .shape = {}, .offset = 0, .bytes = 0};
@@ -43,7 +48,8 @@ Result<TensorEntry> read_entry(const std::string& name, const json& v, std::int6
   const auto elements = checked_extent_product(out.shape);
   const auto bytes = elements ? checked_mul(*elements, item_size(out.dtype)) : std::nullopt;
   const bool zero = std::find(out.shape.begin(), out.shape.end(), 0) != out.shape.end();
-  if (!bytes || (zero ? 0 : *bytes) != out.bytes) return corrupt_at(name, "has " + std::to_string(out.bytes) + " bytes, which its dtype and shape do not make");
+  if (!bytes || (zero ? 0 : *bytes) != out.bytes)
+    return corrupt_at(name, "has " + std::to_string(out.bytes) + " bytes, which its dtype and shape do not make");
   return out;
 }
 
@@ -53,10 +59,12 @@ Status check_cover(std::vector<TensorEntry>& tensors, std::int64_t data_bytes) {
   });
   std::int64_t end = 0;
   for (const TensorEntry& t : tensors) {
-    if (t.offset != end) return corrupt_at(t.name, t.offset < end ? "overlaps the one before it" : "leaves a gap before it");
+    if (t.offset != end)
+      return corrupt_at(t.name, t.offset < end ? "overlaps the one before it" : "leaves a gap before it");
     end = t.offset + t.bytes;
   }
-  if (end != data_bytes) return corrupt("the file has " + std::to_string(data_bytes - end) + " bytes after the last tensor");
+  if (end != data_bytes)
+    return corrupt("the file has " + std::to_string(data_bytes - end) + " bytes after the last tensor");
   return {};
 }
 
@@ -85,11 +93,16 @@ std::string_view safetensors_name(DType dtype) {
 }
 
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file) {
-  if (file.size() < 8) return corrupt("the file has " + std::to_string(file.size()) + " bytes, less than a header length");
+  if (file.size() < 8)
+    return corrupt("the file has " + std::to_string(file.size()) + " bytes, less than a header length");
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < 8; ++i) length |= static_cast<std::uint64_t>(file[i]) << (8 * i);
-  if (length > static_cast<std::uint64_t>(kMaxHeaderBytes)) return corrupt("the header claims " + std::to_string(length) + " bytes, at most " + std::to_string(kMaxHeaderBytes) + " are allowed");
-  if (length > file.size() - 8) return corrupt("the header claims " + std::to_string(length) + " bytes, the file has " + std::to_string(file.size() - 8));
+  if (length > static_cast<std::uint64_t>(kMaxHeaderBytes))
+    return corrupt("the header claims " + std::to_string(length) + " bytes, at most " +
+                   std::to_string(kMaxHeaderBytes) + " are allowed");
+  if (length > file.size() - 8)
+    return corrupt("the header claims " + std::to_string(length) + " bytes, the file has " +
+                   std::to_string(file.size() - 8));
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, static_cast<std::size_t>(length));
   if (text.empty() || text[0] != '{') return corrupt("the header does not start with '{'");
   if (Status valid = model::check_json(text); !valid.ok()) return corrupt("header: " + valid.error().message);

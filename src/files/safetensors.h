@@ -25,8 +25,8 @@ struct SafetensorsHeader {
 
 inline constexpr std::int64_t kMaxHeaderBytes = 100 << 20;
 
-// Checks the whole header against the file: lengths, keys, dtypes, shapes, and data that covers the rest of the file without
-// gap or overlap. Nothing is allocated in proportion to a claimed size. Errors: kCorrupt, naming the tensor.
+// Checks the whole header against the file: lengths, keys, dtypes, shapes, and data that covers the rest of the file
+// without gap or overlap. Nothing is allocated in proportion to a claimed size. Errors: kCorrupt, naming the tensor.
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file);
 
 // "BF16" and the like; kUnsupported for dtypes that Refit has no name for.

@@ -17,7 +17,8 @@ namespace {
 constexpr std::size_t kDataAlignment = 64;
 
 Error failed(const std::string& path, const char* what, int error) {
-  return Error(error == ENOSPC || error == EDQUOT ? Code::kExhausted : Code::kInvalid, path + ": cannot " + what + ": " + std::strerror(error));
+  return Error(error == ENOSPC || error == EDQUOT ? Code::kExhausted : Code::kInvalid,
+               path + ": cannot " + what + ": " + std::strerror(error));
 }
 
 Status sync_directory(const std::string& path) {
@@ -41,7 +42,8 @@ Result<FileWriter> FileWriter::create(const std::string& path, std::int64_t byte
   out.temporary_ = name;
   if (::fchmod(out.fd_.get(), 0644) != 0) return failed(path, "set permissions", errno);
   if (bytes == 0) return out;
-  if (const int error = ::posix_fallocate(out.fd_.get(), 0, bytes); error != 0) return failed(path, "reserve its space", error).amounts(bytes, 0);
+  if (const int error = ::posix_fallocate(out.fd_.get(), 0, bytes); error != 0)
+    return failed(path, "reserve its space", error).amounts(bytes, 0);
   void* data = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, out.fd_.get(), 0);
   if (data == MAP_FAILED) return failed(path, "map", errno);
   out.data_ = static_cast<std::byte*>(data);
@@ -51,7 +53,11 @@ Result<FileWriter> FileWriter::create(const std::string& path, std::int64_t byte
 
 FileWriter::~FileWriter() { drop(); }
 FileWriter::FileWriter(FileWriter&& o) noexcept
-    : path_(std::move(o.path_)), temporary_(std::exchange(o.temporary_, {})), fd_(std::move(o.fd_)), data_(std::exchange(o.data_, nullptr)), size_(std::exchange(o.size_, 0)) {}
+    : path_(std::move(o.path_)),
+      temporary_(std::exchange(o.temporary_, {})),
+      fd_(std::move(o.fd_)),
+      data_(std::exchange(o.data_, nullptr)),
+      size_(std::exchange(o.size_, 0)) {}
 FileWriter& FileWriter::operator=(FileWriter&& o) noexcept {
   std::swap(path_, o.path_);
   std::swap(temporary_, o.temporary_);
@@ -80,7 +86,8 @@ Status FileWriter::commit() {
   return sync_directory(path_);
 }
 
-Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, const std::vector<TensorSpec>& tensors, const std::map<std::string, std::string>& metadata) {
+Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, const std::vector<TensorSpec>& tensors,
+                                                    const std::map<std::string, std::string>& metadata) {
   SafetensorsWriter out;
   nlohmann::json header = nlohmann::json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
@@ -93,7 +100,9 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, con
       if (n == 0 && bytes) bytes = 0;
     const auto next = bytes ? checked_add(end, *bytes) : std::nullopt;
     if (!next || t.name == "__metadata__" || header.contains(t.name))
-      return Error(Code::kInvalid, path + ": tensor '" + t.name + "' " + (next ? "has a name that is taken" : "passes 2^63 bytes")).at_tensor(t.name);
+      return Error(Code::kInvalid,
+                   path + ": tensor '" + t.name + "' " + (next ? "has a name that is taken" : "passes 2^63 bytes"))
+          .at_tensor(t.name);
     header[t.name] = {{"dtype", safetensors_name(t.dtype)}, {"shape", t.shape}, {"data_offsets", {end, *next}}};
     end = *next;
     out.offsets_.push_back(static_cast<std::size_t>(end));

@@ -45,10 +45,13 @@ struct TensorSpec {
 // without gaps: give wide items first, and each tensor is aligned to its items.
 class SafetensorsWriter {
  public:
-  static Result<SafetensorsWriter> create(const std::string& path, const std::vector<TensorSpec>& tensors, const std::map<std::string, std::string>& metadata = {});
+  static Result<SafetensorsWriter> create(const std::string& path, const std::vector<TensorSpec>& tensors,
+                                          const std::map<std::string, std::string>& metadata = {});
   // The whole data section, and the bytes of the i-th tensor in it.
   std::span<std::byte> data() const { return file_.bytes().subspan(data_offset_); }
-  std::span<std::byte> tensor(std::size_t i) const { return data().subspan(offsets_[i], offsets_[i + 1] - offsets_[i]); }
+  std::span<std::byte> tensor(std::size_t i) const {
+    return data().subspan(offsets_[i], offsets_[i + 1] - offsets_[i]);
+  }
   Status commit() { return file_.commit(); }
 
  private:

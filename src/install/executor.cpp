@@ -23,12 +23,12 @@ struct StagedExecutor::Impl {
   std::vector<memory::Arena> shadow;
   kernel::Exec exec;
   std::vector<kernel::DigestKeys> keys;
-  std::vector<Digest> staged;    // per holding, this round
-  std::vector<Digest> applied;   // per holding, of the live version
-  std::vector<bool> done;        // per bucket
+  std::vector<Digest> staged;   // per holding, this round
+  std::vector<Digest> applied;  // per holding, of the live version
+  std::vector<bool> done;       // per bucket
   Digest counted, applied_counted;
   bool has_applied = false;
-  bool filled = false;           // live gaps were written once by a full copy
+  bool filled = false;  // live gaps were written once by a full copy
   ProofCounts proof;
   std::int64_t tensors_held = 0;
   Scratch scratch;
@@ -51,7 +51,8 @@ struct StagedExecutor::Impl {
   }
 
   // Digests (and with `to` copies) every holding of `from`; dst strides equal src strides.
-  Status sweep(const std::vector<std::byte*>& from, const std::vector<std::byte*>* to, const std::vector<Digest>& expected, std::string_view domain) {
+  Status sweep(const std::vector<std::byte*>& from, const std::vector<std::byte*>* to,
+               const std::vector<Digest>& expected, std::string_view domain) {
     scratch.jobs.clear();
     for (const HoldingRef& h : table.holdings) {
       const LoopNest& nest = table.nests[h.nest];
@@ -66,7 +67,8 @@ struct StagedExecutor::Impl {
     kernel::run(exec, scratch.jobs, scratch.digests);
     for (std::size_t i = 0; i < scratch.jobs.size(); ++i)
       if (scratch.digests[i] != expected[i])
-        return Error(Code::kCorrupt, std::string(domain) + " bytes do not have the digest of what was staged").at_tensor(name(table.holdings[i].tensor));
+        return Error(Code::kCorrupt, std::string(domain) + " bytes do not have the digest of what was staged")
+            .at_tensor(name(table.holdings[i].tensor));
     return {};
   }
 
@@ -87,27 +89,33 @@ struct StagedExecutor::Impl {
       for (const auto& [lo, hi] : table.buffers[b].gaps) {
         const std::byte* first = live[b].data + lo;
         if (std::any_of(first, first + (hi - lo), [&](std::byte v) { return v != fill; }))
-          return Error(Code::kCorrupt, "bytes outside every holding of buffer " + std::to_string(b) + " differ from their fill");
+          return Error(Code::kCorrupt,
+                       "bytes outside every holding of buffer " + std::to_string(b) + " differ from their fill");
       }
     }
     return {};
   }
   void write_fill() {
     for (std::size_t b = 0; b < shadow.size(); ++b)
-      for (const auto& [lo, hi] : table.buffers[b].gaps) std::memset(shadow[b].data() + lo, table.buffers[b].fill, static_cast<std::size_t>(hi - lo));
+      for (const auto& [lo, hi] : table.buffers[b].gaps)
+        std::memset(shadow[b].data() + lo, table.buffers[b].fill, static_cast<std::size_t>(hi - lo));
   }
 };
 
 StagedExecutor::StagedExecutor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StagedExecutor::~StagedExecutor() = default;
 
-Result<std::unique_ptr<StagedExecutor>> StagedExecutor::make(LandingTable table, std::vector<memory::RegionRef> live, std::uint64_t digest_seed,
-                                                             const kernel::Exec& exec, memory::Budget* budget) {
+Result<std::unique_ptr<StagedExecutor>> StagedExecutor::make(LandingTable table, std::vector<memory::RegionRef> live,
+                                                             std::uint64_t digest_seed, const kernel::Exec& exec,
+                                                             memory::Budget* budget) {
   auto impl = std::make_unique<Impl>();
-  if (live.size() != table.buffers.size()) return Error(Code::kMismatch, "the engine lent " + std::to_string(live.size()) + " regions, the layout has " + std::to_string(table.buffers.size()) + " buffers");
+  if (live.size() != table.buffers.size())
+    return Error(Code::kMismatch, "the engine lent " + std::to_string(live.size()) + " regions, the layout has " +
+                                      std::to_string(table.buffers.size()) + " buffers");
   for (std::size_t b = 0; b < live.size(); ++b) {
     if (live[b].bytes < table.buffers[b].bytes)
-      return Error(Code::kMismatch, "region " + std::to_string(b) + " is smaller than its buffer").amounts(table.buffers[b].bytes, live[b].bytes);
+      return Error(Code::kMismatch, "region " + std::to_string(b) + " is smaller than its buffer")
+          .amounts(table.buffers[b].bytes, live[b].bytes);
     REFIT_ASSIGN(memory::Arena arena, memory::Arena::make(table.buffers[b].bytes, budget, "shadow"));
     impl->shadow.push_back(std::move(arena));
   }
@@ -135,11 +143,14 @@ void StagedExecutor::begin() {
 }
 void StagedExecutor::abort() { begin(); }
 
-Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* const> bases, std::span<const TensorDigest> sealed) {
+Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* const> bases,
+                             std::span<const TensorDigest> sealed) {
   Impl& s = *impl_;
   const BucketTable& b = s.table.buckets[bucket];
   if (s.done[bucket]) return Error(Code::kInvalid, "bucket arrived twice").at_bucket(std::to_string(b.id.value));
-  if (bases.size() != b.segments.size()) return Error(Code::kMismatch, "bucket has another number of segments than the plan").at_bucket(std::to_string(b.id.value));
+  if (bases.size() != b.segments.size())
+    return Error(Code::kMismatch, "bucket has another number of segments than the plan")
+        .at_bucket(std::to_string(b.id.value));
   const std::span<const LandingEntry> entries(s.table.entries.data() + b.first_entry, b.entries);
   s.scratch.jobs.clear();
   for (const LandingEntry& e : entries) {
@@ -152,8 +163,10 @@ Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* cons
   const auto inexact = kernel::run(s.exec, s.scratch.jobs, s.scratch.digests);
   for (const kernel::Inexact& i : inexact)
     if (!s.table.lossy_cast_allowed[entries[i.job].tensor])
-      return Error(Code::kMismatch, "a cast changes the value at element " + std::to_string(i.linear) + " of the piece; allow it with --allow-cast")
-          .at_bucket(std::to_string(b.id.value)).at_tensor(s.name(entries[i.job].tensor));
+      return Error(Code::kMismatch, "a cast changes the value at element " + std::to_string(i.linear) +
+                                        " of the piece; allow it with --allow-cast")
+          .at_bucket(std::to_string(b.id.value))
+          .at_tensor(s.name(entries[i.job].tensor));
 
   auto& sums = s.scratch.sums;
   sums.clear();
@@ -165,20 +178,31 @@ Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* cons
   std::sort(sums.begin(), sums.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
   std::size_t groups = 0;
   for (std::size_t i = 0; i < sums.size(); ++i) {
-    if (groups > 0 && sums[groups - 1].first == sums[i].first) sums[groups - 1].second += sums[i].second;
-    else sums[groups++] = sums[i];
+    if (groups > 0 && sums[groups - 1].first == sums[i].first)
+      sums[groups - 1].second += sums[i].second;
+    else
+      sums[groups++] = sums[i];
   }
   std::size_t tensors = 0;
   for (std::size_t g = 0; g < groups; ++g) {
     const auto tensor = static_cast<std::uint32_t>(sums[g].first >> 32);
     tensors += (sums[g].first & 0xffffffffu) == 0;
-    const auto due = std::find_if(sealed.begin(), sealed.end(), [&](const TensorDigest& d) { return d.tensor == tensor; });
-    if (due == sealed.end()) return Error(Code::kMismatch, "the sender sealed no digest for a tensor of this bucket").at_bucket(std::to_string(b.id.value)).at_tensor(s.name(tensor));
+    const auto due =
+        std::find_if(sealed.begin(), sealed.end(), [&](const TensorDigest& d) { return d.tensor == tensor; });
+    if (due == sealed.end())
+      return Error(Code::kMismatch, "the sender sealed no digest for a tensor of this bucket")
+          .at_bucket(std::to_string(b.id.value))
+          .at_tensor(s.name(tensor));
     if (due->digest != sums[g].second)
-      return Error(Code::kCorrupt, "digest of the staged bytes is " + sums[g].second.hex() + ", sealed was " + due->digest.hex())
-          .at_bucket(std::to_string(b.id.value)).at_tensor(s.name(tensor));
+      return Error(Code::kCorrupt,
+                   "digest of the staged bytes is " + sums[g].second.hex() + ", sealed was " + due->digest.hex())
+          .at_bucket(std::to_string(b.id.value))
+          .at_tensor(s.name(tensor));
   }
-  if (tensors != sealed.size()) return Error(Code::kMismatch, "the sender sealed " + std::to_string(sealed.size()) + " tensors for this bucket, the plan has " + std::to_string(tensors)).at_bucket(std::to_string(b.id.value));
+  if (tensors != sealed.size())
+    return Error(Code::kMismatch, "the sender sealed " + std::to_string(sealed.size()) +
+                                      " tensors for this bucket, the plan has " + std::to_string(tensors))
+        .at_bucket(std::to_string(b.id.value));
   s.done[bucket] = true;
   return {};
 }
@@ -186,7 +210,9 @@ Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* cons
 Status StagedExecutor::verify(bool reread) {
   Impl& s = *impl_;
   for (std::size_t i = 0; i < s.done.size(); ++i)
-    if (!s.done[i]) return Error(Code::kMismatch, "a planned bucket was not staged").at_bucket(std::to_string(s.table.buckets[i].id.value));
+    if (!s.done[i])
+      return Error(Code::kMismatch, "a planned bucket was not staged")
+          .at_bucket(std::to_string(s.table.buckets[i].id.value));
   if (reread) REFIT_TRY(s.sweep(s.shadow_bases(), nullptr, s.staged, "shadow"));
   s.proof.placed_staged = s.tensors_held;
   return {};
@@ -198,7 +224,8 @@ Status StagedExecutor::apply(bool reread) {
   Impl& s = *impl_;
   s.has_applied = false;
   if (reread || !s.filled) {
-    for (std::size_t b = 0; b < s.shadow.size(); ++b) kernel::copy_flat(s.exec, s.live[b].data, s.shadow[b].data(), s.table.buffers[b].bytes);
+    for (std::size_t b = 0; b < s.shadow.size(); ++b)
+      kernel::copy_flat(s.exec, s.live[b].data, s.shadow[b].data(), s.table.buffers[b].bytes);
     REFIT_TRY(s.sweep(s.live_bases(), nullptr, s.staged, "live"));
     REFIT_TRY(s.check_gaps());
     s.filled = true;

@@ -24,8 +24,9 @@ struct ProofCounts {
 class StagedExecutor {
  public:
   // `live` in the order of table.buffers. Errors: kMismatch when a region is smaller than its buffer; kExhausted.
-  static Result<std::unique_ptr<StagedExecutor>> make(LandingTable table, std::vector<memory::RegionRef> live, std::uint64_t digest_seed,
-                                                      const kernel::Exec& exec, memory::Budget* budget);
+  static Result<std::unique_ptr<StagedExecutor>> make(LandingTable table, std::vector<memory::RegionRef> live,
+                                                      std::uint64_t digest_seed, const kernel::Exec& exec,
+                                                      memory::Budget* budget);
   ~StagedExecutor();
 
   const LandingTable& table() const;

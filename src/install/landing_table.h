@@ -46,7 +46,7 @@ struct BucketTable {
 // A box of a tensor in this rank's own memory: what a re-read digests.
 struct HoldingRef {
   std::uint32_t tensor = 0;
-  std::uint32_t nest = 0;    // src_strides describe the holding
+  std::uint32_t nest = 0;  // src_strides describe the holding
   std::uint32_t origin = 0;
   std::uint32_t buffer = 0;
   std::int64_t offset = 0;

@@ -25,7 +25,8 @@ inline constexpr std::int64_t kCastLanes = static_cast<std::int64_t>(hn::MaxLane
 
 template <DType kFrom, DType kTo>
 HWY_INLINE bool tail(void* dst, const void* src, std::int64_t i, std::int64_t n) {
-  return cast_scalar(kFrom, kTo, static_cast<char*>(dst) + i * item_size(kTo), static_cast<const char*>(src) + i * item_size(kFrom), n);
+  return cast_scalar(kFrom, kTo, static_cast<char*>(dst) + i * item_size(kTo),
+                     static_cast<const char*>(src) + i * item_size(kFrom), n);
 }
 
 HWY_INLINE bool any_nan(hn::Vec<CU32> bits) {

@@ -22,7 +22,8 @@ struct Format {
   constexpr int bias() const { return (1 << (exponent_bits - 1)) - 1; }
   constexpr int bits() const { return 1 + exponent_bits + mantissa_bits; }
 };
-constexpr Format kF16{5, 10, true}, kBF16{8, 7, true}, kF32{8, 23, true}, kF64{11, 52, true}, kE4M3{4, 3, false}, kE5M2{5, 2, true};
+constexpr Format kF16{5, 10, true}, kBF16{8, 7, true}, kF32{8, 23, true}, kF64{11, 52, true}, kE4M3{4, 3, false},
+    kE5M2{5, 2, true};
 
 template <typename T>
 T load(const void* p) {
@@ -84,7 +85,8 @@ std::uint64_t shift_round(std::uint64_t v, int shift, bool& exact) {
 template <const Format& f>
 std::uint64_t encode_finite(const Number& x, bool& exact) {
   const std::uint64_t top = (1ull << f.exponent_bits) - 1;
-  const std::uint64_t overflow = f.has_infinity ? top << f.mantissa_bits : (top << f.mantissa_bits | ((1ull << f.mantissa_bits) - 1));
+  const std::uint64_t overflow =
+      f.has_infinity ? top << f.mantissa_bits : (top << f.mantissa_bits | ((1ull << f.mantissa_bits) - 1));
   if (x.magnitude == 0) return 0;
   // Align so that the leading one meets the implicit bit, but never below the subnormal step.
   const int leading = 63 - std::countl_zero(x.magnitude);
@@ -146,7 +148,8 @@ bool encode_integer(const Number& x, void* p) {
   bool exact = x.canonical && x.kind != Number::Kind::kNan && !(x.negative && x.magnitude == 0);
   std::uint64_t m = 0;
   const int width = 64 - std::countl_zero(x.magnitude);
-  if (x.kind == Number::Kind::kInfinite || (x.kind == Number::Kind::kFinite && x.magnitude != 0 && width + x.exponent > 64)) {
+  if (x.kind == Number::Kind::kInfinite ||
+      (x.kind == Number::Kind::kFinite && x.magnitude != 0 && width + x.exponent > 64)) {
     m = most;
     exact = false;
   } else if (x.kind == Number::Kind::kFinite) {
@@ -179,9 +182,10 @@ constexpr Codec kFloat{decode_float<f, Bits>, encode_float<f, Bits>};
 
 // In the order of DType.
 constexpr std::array<Codec, kDTypeCount> kCodecs = {
-    Codec{decode_bool, encode_bool}, kInteger<std::uint8_t>,       kInteger<std::int8_t>,         kInteger<std::int16_t>,
-    kInteger<std::int32_t>,          kInteger<std::int64_t>,       kFloat<kF16, std::uint16_t>,   kFloat<kBF16, std::uint16_t>,
-    kFloat<kF32, std::uint32_t>,     kFloat<kF64, std::uint64_t>,  kFloat<kE4M3, std::uint8_t>,   kFloat<kE5M2, std::uint8_t>};
+    Codec{decode_bool, encode_bool}, kInteger<std::uint8_t>,       kInteger<std::int8_t>,
+    kInteger<std::int16_t>,          kInteger<std::int32_t>,       kInteger<std::int64_t>,
+    kFloat<kF16, std::uint16_t>,     kFloat<kBF16, std::uint16_t>, kFloat<kF32, std::uint32_t>,
+    kFloat<kF64, std::uint64_t>,     kFloat<kE4M3, std::uint8_t>,  kFloat<kE5M2, std::uint8_t>};
 
 }  // namespace
 
@@ -191,7 +195,8 @@ bool cast_scalar(DType from, DType to, void* dst, const void* src, std::int64_t 
   const std::int64_t in_bytes = item_size(from), out_bytes = item_size(to);
   bool exact = true;
   for (std::int64_t i = 0; i < n; ++i)
-    exact &= out.encode(in.decode(static_cast<const char*>(src) + i * in_bytes), static_cast<char*>(dst) + i * out_bytes);
+    exact &=
+        out.encode(in.decode(static_cast<const char*>(src) + i * in_bytes), static_cast<char*>(dst) + i * out_bytes);
   return exact;
 }
 

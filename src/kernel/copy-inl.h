@@ -40,7 +40,8 @@ HWY_INLINE void stream_lines(char* dst, const char* src, std::int64_t lines, std
 }
 
 HWY_INLINE void stream_row(char* dst, const char* src, std::int64_t bytes, Prefetch ahead) {
-  const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(dst) % static_cast<std::uintptr_t>(kLine));
+  const auto past =
+      static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(dst) % static_cast<std::uintptr_t>(kLine));
   const std::int64_t head = (kLine - past) % kLine;
   if (head != 0) std::memcpy(dst, src, static_cast<std::size_t>(head));
   const std::int64_t lines = (bytes - head) / kLine, body = head + lines * kLine;
@@ -55,14 +56,16 @@ HWY_INLINE void stream_row(char* dst, const char* src, std::int64_t bytes, Prefe
 
 inline void copy_rows(const CopyRows& c) {
   if (c.stream && c.bytes >= kLeastStream) {
-    for (std::int64_t r = 0; r < c.rows; ++r) stream_row(c.dst + r * c.dst_pitch, c.src + r * c.src_pitch, c.bytes, c.prefetch);
+    for (std::int64_t r = 0; r < c.rows; ++r)
+      stream_row(c.dst + r * c.dst_pitch, c.src + r * c.src_pitch, c.bytes, c.prefetch);
     return;
   }
   const auto bytes = static_cast<std::size_t>(c.bytes);
   for (std::int64_t r = 0; r < c.rows; ++r) {
     const char* from = c.src + r * c.src_pitch;
     if (c.prefetch.delta != 0)
-      for (std::int64_t b = 0; b < c.bytes; b += kLine) c.prefetch.near ? fetch<true>(from + b + c.prefetch.delta) : fetch<false>(from + b + c.prefetch.delta);
+      for (std::int64_t b = 0; b < c.bytes; b += kLine)
+        c.prefetch.near ? fetch<true>(from + b + c.prefetch.delta) : fetch<false>(from + b + c.prefetch.delta);
     std::memcpy(c.dst + r * c.dst_pitch, from, bytes);
   }
 }

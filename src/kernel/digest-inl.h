@@ -81,7 +81,8 @@ struct Sums {
 };
 
 template <int kItem, int kFetch, bool kStore>
-HWY_INLINE void add_block(const Body<kItem>& body, const char* p, std::int64_t n, std::int64_t at, const AxisTables& t, std::int64_t delta, char* to, Sums& s) {
+HWY_INLINE void add_block(const Body<kItem>& body, const char* p, std::int64_t n, std::int64_t at, const AxisTables& t,
+                          std::int64_t delta, char* to, Sums& s) {
   constexpr std::int64_t kStep = Body<kItem>::kStep, kBytes = kStep * kItem;
   std::int64_t i = 0;
   const auto one = [&](const char* q, std::int64_t index) HWY_ATTR {
@@ -98,7 +99,8 @@ HWY_INLINE void add_block(const Body<kItem>& body, const char* p, std::int64_t n
 #pragma GCC unroll 4
     for (std::int64_t k = 0; k < kUnroll; ++k) {
       if constexpr (kStore)
-        hn::Stream(hn::LoadU(D16(), reinterpret_cast<const std::uint16_t*>(q + k * kBytes)), D16(), reinterpret_cast<std::uint16_t*>(to + i * kItem + k * kBytes));
+        hn::Stream(hn::LoadU(D16(), reinterpret_cast<const std::uint16_t*>(q + k * kBytes)), D16(),
+                   reinterpret_cast<std::uint16_t*>(to + i * kItem + k * kBytes));
       one(q + k * kBytes, at + i + k * kStep);
     }
   }
@@ -129,7 +131,8 @@ HWY_INLINE void rows_body(Acc& acc, const DigestRows& r) {
       const V32 sums[kWords] = {s.s0, s.s1, s.s2, s.s3};
 #pragma GCC unroll 4
       for (std::size_t w = 0; w < kWords; ++w)
-        total[w] = hn::Add(total[w], hn::Mul(sums[w], hn::Set(d, static_cast<std::int32_t>((*u)[w] * r.row_key[row][w]))));
+        total[w] =
+            hn::Add(total[w], hn::Mul(sums[w], hn::Set(d, static_cast<std::int32_t>((*u)[w] * r.row_key[row][w]))));
       i += take;
     }
   }

@@ -153,8 +153,7 @@ DigestKeys DigestKeys::make(std::uint64_t seed, std::string_view tensor, const D
     impl->key_axis.push_back(a);
     impl->axis.push_back(&impl->tables->axis(a));
     auto& seeds = impl->block_seed.emplace_back();
-    for (std::size_t k = 0; k < kWords; ++k)
-      seeds[k] = mix(tensor_seed + static_cast<std::uint64_t>(a) * kWords + k);
+    for (std::size_t k = 0; k < kWords; ++k) seeds[k] = mix(tensor_seed + static_cast<std::uint64_t>(a) * kWords + k);
   }
   return DigestKeys(std::move(impl));
 }

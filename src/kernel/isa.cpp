@@ -13,8 +13,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace refit::kernel::HWY_NAMESPACE {
 const Ops* table() {
-  static const Ops kOps{.name = hwy::TargetName(HWY_TARGET), .copy_rows = copy_rows, .digest_rows = digest_rows, .digest_items = digest_items,
-                        .transpose_tile = transpose_tile, .fast_cast = fast_cast, .fence = fence};
+  static const Ops kOps{.name = hwy::TargetName(HWY_TARGET),
+                        .copy_rows = copy_rows,
+                        .digest_rows = digest_rows,
+                        .digest_items = digest_items,
+                        .transpose_tile = transpose_tile,
+                        .fast_cast = fast_cast,
+                        .fence = fence};
   return &kOps;
 }
 }  // namespace refit::kernel::HWY_NAMESPACE
@@ -49,7 +54,8 @@ const std::vector<Isa>& machine_isas() {
     std::vector<Isa> out;
     const std::int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
     for (int bit = 0; bit < 63; ++bit)
-      if ((usable >> bit & 1) != 0) out.push_back({lower(hwy::TargetName(std::int64_t{1} << bit)), std::int64_t{1} << bit});
+      if ((usable >> bit & 1) != 0)
+        out.push_back({lower(hwy::TargetName(std::int64_t{1} << bit)), std::int64_t{1} << bit});
     return out;
   }();
   return list;
@@ -77,11 +83,13 @@ Status force(std::string_view name, std::string_view origin) {
     }
     known += (known.empty() ? "" : ", ") + isa.name;
   }
-  return Error(Code::kInvalid, std::string(origin) + "'" + std::string(name) + "' is not an instruction set of this machine; it has " + known);
+  return Error(Code::kInvalid, std::string(origin) + "'" + std::string(name) +
+                                   "' is not an instruction set of this machine; it has " + known);
 }
 
 Status choose_default() {
-  if (const char* forced = std::getenv("REFIT_FORCE_ISA"); forced != nullptr && *forced != '\0') return force(forced, "REFIT_FORCE_ISA=");
+  if (const char* forced = std::getenv("REFIT_FORCE_ISA"); forced != nullptr && *forced != '\0')
+    return force(forced, "REFIT_FORCE_ISA=");
   return force(machine_isas().front().name, "");
 }
 

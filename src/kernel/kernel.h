@@ -28,7 +28,7 @@ struct Digest {
   friend Digest operator+(Digest a, const Digest& b) { return a += b; }
   friend Digest operator-(Digest a, const Digest& b) { return a -= b; }
   friend bool operator==(const Digest&, const Digest&) = default;
-  Hash128 fold() const;        // the four words as 128 bits
+  Hash128 fold() const;  // the four words as 128 bits
   std::string hex() const;
 };
 
@@ -52,13 +52,13 @@ class DigestKeys {
 // tensor one step is steps[k] indices; origin[a] is the logical index of axis a at loop index 0.
 struct Job {
   const void* src = nullptr;
-  void* dst = nullptr;                       // null: digest only
+  void* dst = nullptr;  // null: digest only
   std::span<const std::int64_t> extents, src_strides, dst_strides;
-  std::span<const int> axis;                 // needed for a digest only
-  std::span<const std::int64_t> steps;       // likewise
-  std::span<const std::int64_t> origin;      // likewise, per logical axis
+  std::span<const int> axis;             // needed for a digest only
+  std::span<const std::int64_t> steps;   // likewise
+  std::span<const std::int64_t> origin;  // likewise, per logical axis
   DType src_dtype = DType::kBF16, wire_dtype = DType::kBF16, dst_dtype = DType::kBF16;
-  const DigestKeys* keys = nullptr;          // null: no digest
+  const DigestKeys* keys = nullptr;  // null: no digest
 };
 
 // A cast that changed a value: first place found per job.
@@ -81,7 +81,8 @@ void transpose(const Exec& exec, void* dst, std::int64_t dst_stride, const void*
 // The scalar reference of run(): short, obviously right, the specification.
 std::vector<Inexact> run_reference(std::span<const Job> jobs, std::span<Digest> digests);
 
-// Instruction sets this machine can choose, and the one in force. REFIT_FORCE_ISA names one ("scalar", "avx2", "avx3"…).
+// Instruction sets this machine can choose, and the one in force. REFIT_FORCE_ISA names one ("scalar", "avx2",
+// "avx3"…).
 std::vector<std::string> available_isas();
 std::string chosen_isa();
 Status force_isa(std::string_view name);  // tests; kInvalid for a name this machine lacks

@@ -19,7 +19,7 @@ class Keyer {
     const char* data = nullptr;      // packed items of the wire dtype
     std::int64_t pitch = 0;
     Prefetch prefetch;
-    char* store = nullptr;           // see DigestRows; only where may_store() holds
+    char* store = nullptr;  // see DigestRows; only where may_store() holds
     std::int64_t store_pitch = 0;
   };
   void digest(const Ops& ops, Acc& acc, const Odometer& at, const Block& b);
@@ -34,7 +34,8 @@ class Keyer {
  private:
   void fill_row_keys(const Odometer& at, std::int64_t row, std::int64_t rows);
   const Words* block_keys(std::int64_t index, std::int64_t n);
-  void digest_row_by_items(const Ops& ops, Acc& acc, std::int64_t index, const char* data, std::int64_t n, const Words& row_key);
+  void digest_row_by_items(const Ops& ops, Acc& acc, std::int64_t index, const char* data, std::int64_t n,
+                           const Words& row_key);
   bool same_place(const Odometer& at, std::int64_t row, std::int64_t rows) const;
 
   static constexpr std::int64_t kWindow = 512;  // blocks of the vector axis held at once

@@ -10,7 +10,7 @@
 namespace refit::kernel {
 
 inline constexpr int kWords = 4;
-inline constexpr int kBlock = 256;     // entries of a T table; larger ones lose L1 to the stream
+inline constexpr int kBlock = 256;  // entries of a T table; larger ones lose L1 to the stream
 inline constexpr int kBlockShift = 8;
 inline constexpr int kTableAxes = 32;  // axes beyond share T tables modulo this; their U stay apart
 inline constexpr int kPad = 64;        // readable entries past a table's end, for vectors that hang over
@@ -34,13 +34,13 @@ const HalfKeys& half_keys(const SeedTables& tables);
 
 // *pure*.
 struct DigestKeys::Impl {
-  std::shared_ptr<SeedTables> tables;         // shared by all tensors of a seed: stays in L1 from tensor to tensor
-  std::vector<int> key_axis;                  // per logical axis: its number among axes longer than 1, or -1
-  std::vector<const AxisTables*> axis;        // per key axis
+  std::shared_ptr<SeedTables> tables;   // shared by all tensors of a seed: stays in L1 from tensor to tensor
+  std::vector<int> key_axis;            // per logical axis: its number among axes longer than 1, or -1
+  std::vector<const AxisTables*> axis;  // per key axis
   std::vector<std::array<std::uint64_t, kWords>> block_seed;  // per key axis and word
 
-  Words block_keys(int a, std::int64_t block) const;       // U
-  Words keys(int a, std::int64_t index) const;             // U * T
+  Words block_keys(int a, std::int64_t block) const;  // U
+  Words keys(int a, std::int64_t index) const;        // U * T
   const AxisTables& table(int a) const { return *axis[static_cast<std::size_t>(a)]; }
   const HalfKeys& halves() const { return half_keys(*tables); }
 };

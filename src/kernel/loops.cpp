@@ -128,7 +128,9 @@ Loops normalise(const Job& job, bool digest) {
   if (digest) out.keys = &job.keys->impl();
   if (job_elements(job) == 0) return out;
   take_loops(job, digest, out);
-  if (out.count == 0) out.loop[static_cast<std::size_t>(out.count++)] = Loop{1, out.src_item, out.dst == nullptr ? 0 : out.dst_item, -1, 0};
+  if (out.count == 0)
+    out.loop[static_cast<std::size_t>(out.count++)] =
+        Loop{1, out.src_item, out.dst == nullptr ? 0 : out.dst_item, -1, 0};
   flip(out);
   const bool writes = out.dst != nullptr;
   std::stable_sort(out.loop.begin(), out.loop.begin() + out.count, [writes](const Loop& a, const Loop& b) {
@@ -140,8 +142,10 @@ Loops normalise(const Job& job, bool digest) {
   return out;
 }
 
-Odometer::Odometer(const Loops& loops, int end, std::int64_t start) : loops_(loops), end_(end), src_(loops.src), dst_(loops.dst) {
-  for (int a = 0; a < loops.axis_count; ++a) index_[static_cast<std::size_t>(a)] = loops.axes[static_cast<std::size_t>(a)].base;
+Odometer::Odometer(const Loops& loops, int end, std::int64_t start)
+    : loops_(loops), end_(end), src_(loops.src), dst_(loops.dst) {
+  for (int a = 0; a < loops.axis_count; ++a)
+    index_[static_cast<std::size_t>(a)] = loops.axes[static_cast<std::size_t>(a)].base;
   for (int k = end; k-- > 0 && start != 0;) {
     const std::int64_t extent = loops.loop[static_cast<std::size_t>(k)].extent;
     // The outermost loop may stand one past its end: the caller then takes nothing more.

@@ -16,8 +16,8 @@ struct Loop {
 };
 
 struct Axis {
-  int key_axis = 0;        // in DigestKeys::Impl
-  std::int64_t base = 0;   // index where all loops are at 0
+  int key_axis = 0;       // in DigestKeys::Impl
+  std::int64_t base = 0;  // index where all loops are at 0
 };
 
 // How the two innermost loops move bytes.

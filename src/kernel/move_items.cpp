@@ -9,15 +9,16 @@
 namespace refit::kernel {
 namespace {
 
-constexpr std::int64_t kChunk = 512;           // elements held in L1 between the steps
-constexpr std::int64_t kPart = 64 * kChunk;    // long rows are cut for the sake of threads
+constexpr std::int64_t kChunk = 512;         // elements held in L1 between the steps
+constexpr std::int64_t kPart = 64 * kChunk;  // long rows are cut for the sake of threads
 
 template <typename T>
 void strided(char* dst, std::int64_t dst_stride, const char* src, std::int64_t src_stride, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) std::memcpy(dst + i * dst_stride, src + i * src_stride, sizeof(T));
 }
 
-void move_strided(char* dst, std::int64_t dst_stride, const char* src, std::int64_t src_stride, std::int64_t n, std::int64_t item) {
+void move_strided(char* dst, std::int64_t dst_stride, const char* src, std::int64_t src_stride, std::int64_t n,
+                  std::int64_t item) {
   if (dst_stride == item && src_stride == item)
     std::memcpy(dst, src, static_cast<std::size_t>(n * item));
   else if (item == 1)
@@ -33,7 +34,11 @@ void move_strided(char* dst, std::int64_t dst_stride, const char* src, std::int6
 class ItemMover {
  public:
   ItemMover(const Loops& loops, Moved& out)
-      : loops_(loops), ops_(ops()), out_(out), keyer_(loops, loops.inner(), nullptr), in_(ops_.fast_cast(loops.src_dtype, loops.wire_dtype)),
+      : loops_(loops),
+        ops_(ops()),
+        out_(out),
+        keyer_(loops, loops.inner(), nullptr),
+        in_(ops_.fast_cast(loops.src_dtype, loops.wire_dtype)),
         out_cast_(ops_.fast_cast(loops.wire_dtype, loops.dst_dtype)) {}
 
   void chunk(const Odometer& at, std::int64_t column, std::int64_t n) {
@@ -47,7 +52,9 @@ class ItemMover {
       cast(in_, loops_.src_dtype, loops_.wire_dtype, wire_, data, n);
       data = wire_;
     }
-    if (loops_.keys != nullptr) keyer_.digest(ops_, out_.acc, at, {.row = 0, .rows = 1, .column = column, .n = n, .data = data, .pitch = 0, .prefetch = {}});
+    if (loops_.keys != nullptr)
+      keyer_.digest(ops_, out_.acc, at,
+                    {.row = 0, .rows = 1, .column = column, .n = n, .data = data, .pitch = 0, .prefetch = {}});
     out_.elements += n;
     if (loops_.dst == nullptr) return;
     char* dst = at.dst() + column * inner.dst;
@@ -78,7 +85,9 @@ class ItemMover {
 
 }  // namespace
 
-std::int64_t item_units(const Loops& loops) { return loops.product(loops.count - 1) * ceil_div(loops.inner().extent, kPart); }
+std::int64_t item_units(const Loops& loops) {
+  return loops.product(loops.count - 1) * ceil_div(loops.inner().extent, kPart);
+}
 
 void move_items(const Loops& loops, std::int64_t first, std::int64_t last, Moved& out) {
   const std::int64_t n = loops.inner().extent, parts = ceil_div(n, kPart);

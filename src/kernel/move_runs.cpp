@@ -14,7 +14,7 @@ constexpr std::int64_t kLongRun = 64 << 10;     // from here a run is its own be
 constexpr std::int64_t kNearDelta = 512;        // a plain copy; digesting bodies wait for more and look further ahead:
 constexpr std::int64_t kFusedDelta = 2048;
 constexpr std::int64_t kDigestDelta = 4096;
-constexpr std::int64_t kFarBytes = 8 << 10;     // how much of the next rows to have under way
+constexpr std::int64_t kFarBytes = 8 << 10;  // how much of the next rows to have under way
 constexpr std::int64_t kLine = 64;
 
 struct Parts {
@@ -38,8 +38,13 @@ Prefetch prefetch_of(const Loops& loops, std::int64_t bytes, bool large) {
 class RunMover {
  public:
   RunMover(const Loops& loops, bool large, Moved& out)
-      : loops_(loops), ops_(ops()), large_(large), out_(out), row_(loops.count < 2 ? nullptr : &loops.loop[static_cast<std::size_t>(loops.count - 2)]),
-        keyer_(loops, loops.inner(), row_), prefetch_(prefetch_of(loops, loops.inner().extent * loops.wire_item, large)) {}
+      : loops_(loops),
+        ops_(ops()),
+        large_(large),
+        out_(out),
+        row_(loops.count < 2 ? nullptr : &loops.loop[static_cast<std::size_t>(loops.count - 2)]),
+        keyer_(loops, loops.inner(), row_),
+        prefetch_(prefetch_of(loops, loops.inner().extent * loops.wire_item, large)) {}
 
   void block(const Odometer& at, std::int64_t rows, std::int64_t column, std::int64_t n) {
     out_.elements += rows * n;
@@ -77,14 +82,23 @@ class RunMover {
     }
   }
 
-  static std::int64_t past_line(const char* p) { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p) % kLine); }
+  static std::int64_t past_line(const char* p) {
+    return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p) % kLine);
+  }
   bool fusable(const Odometer& at, std::int64_t r, std::int64_t column) const {
-    return large_ && loops_.dst != nullptr && past_line(at.dst() + r * dst_pitch() + column * loops_.wire_item) == 0 && keyer_.may_store(at, column);
+    return large_ && loops_.dst != nullptr && past_line(at.dst() + r * dst_pitch() + column * loops_.wire_item) == 0 &&
+           keyer_.may_store(at, column);
   }
 
   void chunk(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t column, std::int64_t n, bool fused) {
     const std::int64_t offset = column * loops_.wire_item;
-    Keyer::Block b{.row = r, .rows = rows, .column = column, .n = n, .data = at.src() + r * src_pitch() + offset, .pitch = src_pitch(), .prefetch = prefetch_};
+    Keyer::Block b{.row = r,
+                   .rows = rows,
+                   .column = column,
+                   .n = n,
+                   .data = at.src() + r * src_pitch() + offset,
+                   .pitch = src_pitch(),
+                   .prefetch = prefetch_};
     if (b.prefetch.near && b.prefetch.delta != 0) b.prefetch.delta = fused ? kFusedDelta : kDigestDelta;
     if (fused) {
       b.store = at.dst() + r * dst_pitch() + offset;
@@ -94,10 +108,17 @@ class RunMover {
     if (loops_.dst != nullptr && !fused) copy(at, r, rows, column, n, {});
   }
 
-  void copy(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t column, std::int64_t n, Prefetch ahead) {
+  void copy(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t column, std::int64_t n,
+            Prefetch ahead) {
     const std::int64_t offset = column * loops_.wire_item;
-    ops_.copy_rows({.dst = at.dst() + r * dst_pitch() + offset, .dst_pitch = dst_pitch(), .src = at.src() + r * src_pitch() + offset,
-                    .src_pitch = src_pitch(), .rows = rows, .bytes = n * loops_.wire_item, .stream = large_, .prefetch = ahead});
+    ops_.copy_rows({.dst = at.dst() + r * dst_pitch() + offset,
+                    .dst_pitch = dst_pitch(),
+                    .src = at.src() + r * src_pitch() + offset,
+                    .src_pitch = src_pitch(),
+                    .rows = rows,
+                    .bytes = n * loops_.wire_item,
+                    .stream = large_,
+                    .prefetch = ahead});
   }
 
   const Loops& loops_;

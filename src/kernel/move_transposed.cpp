@@ -32,7 +32,8 @@ Matrix matrix_of(const Loops& loops) {
   const std::int64_t strip = std::min(kBurst / loops.wire_item, Keyer::kMaxRows);
   // A first, shorter strip brings the others to a line's start, where destination rows agree on one.
   const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(loops.dst) % kLine);
-  const std::int64_t head = past % loops.wire_item == 0 ? std::min((kLine - past) % kLine / loops.wire_item, rows.extent) : 0;
+  const std::int64_t head =
+      past % loops.wire_item == 0 ? std::min((kLine - past) % kLine / loops.wire_item, rows.extent) : 0;
   return {rows, columns, loops.wire_item, strip, head, (head > 0) + ceil_div(rows.extent - head, strip)};
 }
 
@@ -60,22 +61,43 @@ class TransposeMover {
  private:
   void tile(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t columns) {
     const Prefetch ahead = large_ ? Prefetch{kRowsAhead * m_.rows.src, true} : Prefetch{};
-    ops_.copy_rows({.dst = packed_, .dst_pitch = kPitch, .src = at.src() + r * m_.rows.src + c * m_.item, .src_pitch = m_.rows.src, .rows = rows,
-                    .bytes = columns * m_.item, .stream = false, .prefetch = ahead});
+    ops_.copy_rows({.dst = packed_,
+                    .dst_pitch = kPitch,
+                    .src = at.src() + r * m_.rows.src + c * m_.item,
+                    .src_pitch = m_.rows.src,
+                    .rows = rows,
+                    .bytes = columns * m_.item,
+                    .stream = false,
+                    .prefetch = ahead});
     if (loops_.keys != nullptr)
-      keyer_.digest(ops_, out_.acc, at, {.row = r, .rows = rows, .column = c, .n = columns, .data = packed_, .pitch = kPitch, .prefetch = {}});
+      keyer_.digest(
+          ops_, out_.acc, at,
+          {.row = r, .rows = rows, .column = c, .n = columns, .data = packed_, .pitch = kPitch, .prefetch = {}});
     for (std::int64_t done = 0, take = kTurn / m_.item; done < columns; done += take)
-      turn(at.dst() + r * m_.item + (c + done) * m_.columns.dst, packed_ + done * m_.item, rows, std::min(take, columns - done));
+      turn(at.dst() + r * m_.item + (c + done) * m_.columns.dst, packed_ + done * m_.item, rows,
+           std::min(take, columns - done));
   }
 
   void turn(char* dst, const char* packed, std::int64_t rows, std::int64_t columns) {
-    Tile tile{.dst = dst, .dst_pitch = m_.columns.dst, .src = packed, .src_pitch = kPitch, .rows = rows, .columns = columns, .item = m_.item};
+    Tile tile{.dst = dst,
+              .dst_pitch = m_.columns.dst,
+              .src = packed,
+              .src_pitch = kPitch,
+              .rows = rows,
+              .columns = columns,
+              .item = m_.item};
     if (!large_) return ops_.transpose_tile(tile);
     tile.dst = turned_;
     tile.dst_pitch = kBurst;
     ops_.transpose_tile(tile);
-    ops_.copy_rows({.dst = dst, .dst_pitch = m_.columns.dst, .src = turned_, .src_pitch = kBurst, .rows = columns, .bytes = rows * m_.item,
-                    .stream = true, .prefetch = {}});
+    ops_.copy_rows({.dst = dst,
+                    .dst_pitch = m_.columns.dst,
+                    .src = turned_,
+                    .src_pitch = kBurst,
+                    .rows = columns,
+                    .bytes = rows * m_.item,
+                    .stream = true,
+                    .prefetch = {}});
   }
 
   const Loops& loops_;

@@ -11,9 +11,9 @@ namespace {
 
 __extension__ using Wide = __int128;  // products of two byte counts
 
-constexpr std::int64_t kPieceBytes = 256 << 10;    // below this a thread costs more than it saves
-constexpr std::int64_t kPiecesPerThread = 8;       // evens out pieces of unequal cost
-constexpr std::int64_t kStreamBytes = 1 << 20;     // smaller batches are likely to be read again from cache
+constexpr std::int64_t kPieceBytes = 256 << 10;  // below this a thread costs more than it saves
+constexpr std::int64_t kPiecesPerThread = 8;     // evens out pieces of unequal cost
+constexpr std::int64_t kStreamBytes = 1 << 20;   // smaller batches are likely to be read again from cache
 
 // What all pieces share. Digests of jobs cut in two meet here; sums mod 2^32 come out the same in any order.
 struct Batch {
@@ -26,7 +26,8 @@ struct Batch {
 };
 
 std::int64_t job_bytes(const Job& job) {
-  return job_elements(job) * std::max({item_size(job.src_dtype), item_size(job.wire_dtype), job.dst == nullptr ? 1 : item_size(job.dst_dtype)});
+  return job_elements(job) * std::max({item_size(job.src_dtype), item_size(job.wire_dtype),
+                                       job.dst == nullptr ? 1 : item_size(job.dst_dtype)});
 }
 
 // Share [lo, hi) of `bytes` of one job.
@@ -74,7 +75,8 @@ std::int64_t first_inexact(const Job& job) {
     unsigned char wire[8] = {}, out[8] = {};
     bool exact = job.src_dtype == job.wire_dtype || cast_scalar(job.src_dtype, job.wire_dtype, wire, src, 1);
     if (job.src_dtype == job.wire_dtype) std::memcpy(wire, src, static_cast<std::size_t>(item_size(job.src_dtype)));
-    if (job.dst != nullptr && job.wire_dtype != job.dst_dtype) exact &= cast_scalar(job.wire_dtype, job.dst_dtype, out, wire, 1);
+    if (job.dst != nullptr && job.wire_dtype != job.dst_dtype)
+      exact &= cast_scalar(job.wire_dtype, job.dst_dtype, out, wire, 1);
     if (!exact) return linear;
     for (std::size_t k = loops; k-- > 0;) {
       src += job.src_strides[k];
@@ -104,9 +106,11 @@ std::vector<Inexact> run(const Exec& exec, std::span<const Job> jobs, std::span<
   for (const Job& job : jobs) ends.push_back(total += job_bytes(job));
   std::fill(digests.begin(), digests.end(), Digest{});
   if (total == 0) return {};
-  Batch batch{.jobs = jobs, .digests = digests, .ends = ends, .large = total >= kStreamBytes, .mutex = {}, .inexact = {}};
+  Batch batch{
+      .jobs = jobs, .digests = digests, .ends = ends, .large = total >= kStreamBytes, .mutex = {}, .inexact = {}};
   const std::int64_t threads = exec.pool == nullptr ? 1 : exec.pool->threads();
-  const std::int64_t pieces = threads == 1 ? 1 : std::clamp<std::int64_t>(total / kPieceBytes, 1, threads * kPiecesPerThread);
+  const std::int64_t pieces =
+      threads == 1 ? 1 : std::clamp<std::int64_t>(total / kPieceBytes, 1, threads * kPiecesPerThread);
   const auto edge = [&](std::int64_t p) { return static_cast<std::int64_t>(static_cast<Wide>(total) * p / pieces); };
   if (pieces == 1)
     run_piece(batch, 0, total);
@@ -127,8 +131,8 @@ void copy_flat(const Exec& exec, void* dst, const void* src, std::int64_t bytes)
   run(exec, std::span(&job, 1), {});
 }
 
-void transpose(const Exec& exec, void* dst, std::int64_t dst_stride, const void* src, std::int64_t src_stride, std::int64_t rows,
-               std::int64_t columns, std::int64_t item) {
+void transpose(const Exec& exec, void* dst, std::int64_t dst_stride, const void* src, std::int64_t src_stride,
+               std::int64_t rows, std::int64_t columns, std::int64_t item) {
   REFIT_CHECK(item == 1 || item == 2 || item == 4 || item == 8);
   const DType type = item == 1 ? DType::kU8 : item == 2 ? DType::kI16 : item == 4 ? DType::kI32 : DType::kI64;
   const std::int64_t extents[] = {columns, rows}, from[] = {item, src_stride}, to[] = {dst_stride, item};

@@ -30,7 +30,8 @@ void digest_items_scalar(Acc& acc, const DigestItems& r) {
 void transpose_scalar(const Tile& t) {
   for (std::int64_t j = 0; j < t.columns; ++j)
     for (std::int64_t i = 0; i < t.rows; ++i)
-      std::memcpy(t.dst + j * t.dst_pitch + i * t.item, t.src + i * t.src_pitch + j * t.item, static_cast<std::size_t>(t.item));
+      std::memcpy(t.dst + j * t.dst_pitch + i * t.item, t.src + i * t.src_pitch + j * t.item,
+                  static_cast<std::size_t>(t.item));
 }
 
 }  // namespace refit::kernel

@@ -69,7 +69,8 @@ struct Turn {
     for (std::int64_t j = 0; j < columns; j += kSide) {
       char* dst = t.dst + j * t.dst_pitch;
       const char* src = t.src + j * static_cast<std::int64_t>(sizeof(T));
-      for (std::int64_t i = 0; i < rows; i += kRows) block(dst + i * t.item, t.dst_pitch, src + i * t.src_pitch, t.src_pitch);
+      for (std::int64_t i = 0; i < rows; i += kRows)
+        block(dst + i * t.item, t.dst_pitch, src + i * t.src_pitch, t.src_pitch);
     }
     Tile rest = t;  // columns on the right, all rows
     rest.dst += columns * t.dst_pitch;

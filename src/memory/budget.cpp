@@ -13,7 +13,8 @@ Status Budget::take(std::int64_t bytes, std::string_view what) {
   std::int64_t used = used_.load();
   do {
     if (bytes > limit_ - used)
-      return Error(Code::kExhausted, "memory budget has no room for " + std::string(what)).amounts(bytes, limit_ - used);
+      return Error(Code::kExhausted, "memory budget has no room for " + std::string(what))
+          .amounts(bytes, limit_ - used);
   } while (!used_.compare_exchange_weak(used, used + bytes));
   std::int64_t peak = peak_.load();
   while (used + bytes > peak && !peak_.compare_exchange_weak(peak, used + bytes)) {

@@ -50,8 +50,8 @@ class Arena {
 };
 
 // Shareable host memory: a memfd of fixed size, pre-faulted, sealed against shrinking and growing. The owner maps it
-// writable; `export_fd` yields a read-only descriptor (sealed FUTURE_WRITE) to pass to peers. Readers' maps keep the pages
-// alive after the owner is gone. *thread-compatible*.
+// writable; `export_fd` yields a read-only descriptor (sealed FUTURE_WRITE) to pass to peers. Readers' maps keep the
+// pages alive after the owner is gone. *thread-compatible*.
 class SharedRegion {
  public:
   static Result<SharedRegion> make(Env& env, std::int64_t bytes, Budget* budget, std::string_view label);

@@ -59,7 +59,8 @@ Result<std::byte*> map_pages(std::int64_t bytes, int protection, int flags, int 
   const auto length = static_cast<std::size_t>(bytes);
   const auto failed = [&](int err) {
     const Code code = err == ENOMEM ? Code::kExhausted : Code::kInvalid;
-    return Error(code, "cannot map " + std::to_string(bytes) + " bytes for " + std::string(what) + ": " + std::strerror(err));
+    return Error(code,
+                 "cannot map " + std::to_string(bytes) + " bytes for " + std::string(what) + ": " + std::strerror(err));
   };
   if (bytes < kHugePage) {
     void* at = ::mmap(nullptr, length, protection, flags, fd, 0);
@@ -96,7 +97,8 @@ Status fault_in(std::byte* data, std::int64_t bytes, Fault how, std::string_view
     if (const int err = fault_chunk(data + at, size, how); err != 0) failed.store(err);
   });
   if (const int err = failed.load(); err != 0)
-    return Error(Code::kExhausted, "cannot back " + std::string(what) + " with memory: " + std::strerror(err)).amounts(bytes, 0);
+    return Error(Code::kExhausted, "cannot back " + std::string(what) + " with memory: " + std::strerror(err))
+        .amounts(bytes, 0);
   return {};
 }
 

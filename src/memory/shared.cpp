@@ -26,7 +26,9 @@ Status seal(int fd, int seals, std::string_view label) {
 }  // namespace
 
 Result<SharedRegion> SharedRegion::make(Env& env, std::int64_t bytes, Budget* budget, std::string_view label) {
-  if (bytes <= 0) return Error(Code::kInvalid, "shared memory '" + std::string(label) + "' needs a size above 0, got " + std::to_string(bytes));
+  if (bytes <= 0)
+    return Error(Code::kInvalid,
+                 "shared memory '" + std::string(label) + "' needs a size above 0, got " + std::to_string(bytes));
   REFIT_ASSIGN(const std::int64_t rounded, round_to_pages(bytes, label));
   if (budget != nullptr) REFIT_TRY(budget->take(rounded, label));
   SharedRegion region;
@@ -81,12 +83,14 @@ Result<Fd> SharedRegion::export_fd() const {
 Result<MappedRegion> MappedRegion::map(Fd fd, std::int64_t bytes) {
   REFIT_ASSIGN(const std::int64_t rounded, round_to_pages(bytes, "a peer's region"));
   struct stat st {};
-  if (::fstat(fd.get(), &st) != 0) return Error(Code::kCorrupt, std::string("cannot stat a peer's region: ") + std::strerror(errno));
+  if (::fstat(fd.get(), &st) != 0)
+    return Error(Code::kCorrupt, std::string("cannot stat a peer's region: ") + std::strerror(errno));
   if (!S_ISREG(st.st_mode)) return Error(Code::kCorrupt, "a peer's region is not a memory file");
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     return Error(Code::kCorrupt, "a peer's region is not sealed against shrinking");
-  if (st.st_size < bytes) return Error(Code::kCorrupt, "a peer's region is shorter than it claims").amounts(bytes, st.st_size);
+  if (st.st_size < bytes)
+    return Error(Code::kCorrupt, "a peer's region is shorter than it claims").amounts(bytes, st.st_size);
   MappedRegion region;
   if (bytes == 0) return region;
   REFIT_ASSIGN(std::byte* const at, map_pages(rounded, PROT_READ, MAP_SHARED, fd.get(), "a peer's region"));

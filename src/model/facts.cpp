@@ -14,7 +14,8 @@ constexpr std::size_t kShown = 5;
 bool derived(std::string_view name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
 // The tensors that a checkpoint of this configuration has, experts stacked or not.
-std::vector<LogicalTensor> tensors_of(const ModelConfig& config, const std::vector<std::vector<Dims>>& shapes, bool fused) {
+std::vector<LogicalTensor> tensors_of(const ModelConfig& config, const std::vector<std::vector<Dims>>& shapes,
+                                      bool fused) {
   std::vector<LogicalTensor> out;
   for (std::size_t r = 0; r < config.family->rows.size(); ++r) {
     const Row& row = config.family->rows[r];
@@ -30,7 +31,8 @@ std::vector<LogicalTensor> tensors_of(const ModelConfig& config, const std::vect
         continue;
       }
       for (std::int64_t e = 0; e < experts; ++e)
-        for (std::size_t m = 0; m < row.members.size(); ++m) out.push_back({instantiate(row.members[m].name, layer, e), shapes[r][m], config.dtype});
+        for (std::size_t m = 0; m < row.members.size(); ++m)
+          out.push_back({instantiate(row.members[m].name, layer, e), shapes[r][m], config.dtype});
     }
   }
   return out;
@@ -58,7 +60,8 @@ bool has_fused_experts(const ModelConfig& config, const Catalogue& names) {
   for (const Row& row : config.family->rows)
     if (!row.fused.empty())
       for (std::int64_t layer : config.layers(row)) stacked.insert(instantiate(row.fused, layer, 0));
-  return std::any_of(names.tensors.begin(), names.tensors.end(), [&](const LogicalTensor& t) { return stacked.contains(t.name); });
+  return std::any_of(names.tensors.begin(), names.tensors.end(),
+                     [&](const LogicalTensor& t) { return stacked.contains(t.name); });
 }
 
 std::string dims_text(const Dims& dims) {
@@ -70,12 +73,14 @@ std::string dims_text(const Dims& dims) {
 }  // namespace
 
 Result<Catalogue> catalogue_of(std::string_view config_json, std::string_view naming) {
-  if (naming != "per-expert" && naming != "fused") return Error(Code::kInvalid, "naming '" + std::string(naming) + "' is neither per-expert nor fused");
+  if (naming != "per-expert" && naming != "fused")
+    return Error(Code::kInvalid, "naming '" + std::string(naming) + "' is neither per-expert nor fused");
   REFIT_ASSIGN(const ModelConfig config, read_config(config_json));
   REFIT_ASSIGN(const auto shapes, shapes_of(config));
   Catalogue out;
   out.tensors = tensors_of(config, shapes, naming == "fused");
-  std::sort(out.tensors.begin(), out.tensors.end(), [](const LogicalTensor& a, const LogicalTensor& b) { return a.name < b.name; });
+  std::sort(out.tensors.begin(), out.tensors.end(),
+            [](const LogicalTensor& a, const LogicalTensor& b) { return a.name < b.name; });
   if (config.flag("tied")) out.tied.emplace_back(kEmbedding, kHead);
   return out;
 }
@@ -95,23 +100,32 @@ Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& n
       continue;
     }
     if (found->second->shape != want.shape)
-      return Error(Code::kMismatch, "the checkpoint has " + want.name + " as " + dims_text(found->second->shape) + ", config.json says " + dims_text(want.shape)).at_tensor(want.name);
+      return Error(Code::kMismatch, "the checkpoint has " + want.name + " as " + dims_text(found->second->shape) +
+                                        ", config.json says " + dims_text(want.shape))
+          .at_tensor(want.name);
     if (found->second->dtype != config.dtype) facts.dtypes[want.name] = found->second->dtype;
     given.erase(found);
   }
-  if (!missing.empty()) return Error(Code::kMismatch, "the checkpoint lacks " + some(missing) + ", which config.json asks for").at_tensor(missing[0]);
+  if (!missing.empty())
+    return Error(Code::kMismatch, "the checkpoint lacks " + some(missing) + ", which config.json asks for")
+        .at_tensor(missing[0]);
   if (const auto head = given.find(kHead); head != given.end() && config.flag("tied")) {
     const Dims want{config.size("V"), config.size("H")};
     const auto embedding = facts.dtypes.find(std::string(kEmbedding));
-    if (head->second->shape != want || head->second->dtype != (embedding == facts.dtypes.end() ? config.dtype : embedding->second))
-      return Error(Code::kMismatch, "lm_head.weight is tied to model.embed_tokens.weight but has another shape or dtype").at_tensor(std::string(kHead));
+    if (head->second->shape != want ||
+        head->second->dtype != (embedding == facts.dtypes.end() ? config.dtype : embedding->second))
+      return Error(Code::kMismatch,
+                   "lm_head.weight is tied to model.embed_tokens.weight but has another shape or dtype")
+          .at_tensor(std::string(kHead));
     facts.tied_copy = true;
     given.erase(head);
   }
   if (!given.empty()) {
     std::vector<std::string> unknown;
     for (const auto& [name, tensor] : given) unknown.emplace_back(name);
-    return Error(Code::kMismatch, "no rule of family " + std::string(config.family->name) + " describes " + some(unknown)).at_tensor(unknown[0]);
+    return Error(Code::kMismatch,
+                 "no rule of family " + std::string(config.family->name) + " describes " + some(unknown))
+        .at_tensor(unknown[0]);
   }
   if (!facts.fused) return facts;
   // Stacked dtypes speak for each expert's tensors.

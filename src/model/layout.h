@@ -30,10 +30,10 @@ struct Catalogue {
 
 // One rank's memory of one kind, addressed by index. Several parameters may share a buffer.
 struct BufferSpec {
-  std::string name;          // in layout files, and the stem of raw files
+  std::string name;  // in layout files, and the stem of raw files
   std::int64_t bytes = 0;
-  std::uint8_t fill = 0;     // byte value wherever no holding lies
-  std::string file;          // optional: file name that holds the buffer's bytes (offsets from its data section)
+  std::uint8_t fill = 0;  // byte value wherever no holding lies
+  std::string file;       // optional: file name that holds the buffer's bytes (offsets from its data section)
   friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
 };
 
@@ -42,21 +42,21 @@ struct BufferSpec {
 struct Holding {
   TensorId tensor;
   std::uint32_t buffer = 0;
-  View view;                 // trivial() for none
-  Box box;                   // one interval per factor
-  std::int64_t offset = 0;   // bytes
-  Dims strides;              // bytes per factor
+  View view;                   // trivial() for none
+  Box box;                     // one interval per factor
+  std::int64_t offset = 0;     // bytes
+  Dims strides;                // bytes per factor
   DType dtype = DType::kBF16;  // storage; the wire dtype is the tensor's
   friend bool operator==(const Holding&, const Holding&) = default;
 };
 
 // A named parameter of this side, for writing its own checkpoint form. Holdings lie inside it.
 struct Parameter {
-  std::string name;          // this side's own name, e.g. "model.layers.0.self_attn.qkv_proj.weight"
-  Dims shape;                // local
+  std::string name;  // this side's own name, e.g. "model.layers.0.self_attn.qkv_proj.weight"
+  Dims shape;        // local
   DType dtype = DType::kBF16;
   std::uint32_t buffer = 0;
-  std::int64_t offset = 0;   // bytes in the buffer, row-major from there
+  std::int64_t offset = 0;  // bytes in the buffer, row-major from there
 };
 
 // Where one shard of one tensor lies in one rank's memory.
@@ -69,7 +69,7 @@ struct Place {
 // Everything one rank holds. Holdings are ordered by (tensor, box origin, offset).
 struct RankLayout {
   Rank rank;
-  std::string host;                  // ranks with equal host share a machine; empty: a host of its own
+  std::string host;  // ranks with equal host share a machine; empty: a host of its own
   std::vector<BufferSpec> buffers;
   std::vector<Holding> holdings;
   std::vector<Parameter> parameters;  // empty for explicit layouts
@@ -98,10 +98,10 @@ struct Pattern {
 
 // Where a layout came from, when rules made it. Serialised, it is all that travels.
 struct Recipe {
-  std::string family;        // e.g. "llama"
-  std::string spec;          // canonical SPEC, e.g. "fsdp=2,tp=2"
-  Hash128 config_digest;     // of the family's own keys of config.json
-  Hash128 rules_digest;      // of the rule table that was compiled
+  std::string family;     // e.g. "llama"
+  std::string spec;       // canonical SPEC, e.g. "fsdp=2,tp=2"
+  Hash128 config_digest;  // of the family's own keys of config.json
+  Hash128 rules_digest;   // of the rule table that was compiled
 };
 
 // Ranks [0, world()) in `instances()` equal groups of world()/instances() consecutive ranks; a target instance is a
@@ -131,14 +131,17 @@ class Layout {
 // places() of a layout whose expansion for that rank is at hand.
 Result<std::vector<Place>> places_in(const Layout& layout, const RankLayout& mine, std::span<const TensorId> tensors);
 
-// The layout of `ranks` explicit ranks, in any order; ranks that are missing below the highest one hold nothing. Errors: kInvalid naming rank, holding and rule for anything that design.md's
-// layout-file contract refuses (boxes outside the shape, bytes outside the buffer, unknown tensors, bad strides…).
-Result<std::shared_ptr<const Layout>> explicit_layout(Catalogue catalogue, std::vector<RankLayout> ranks, std::int64_t instances = 1);
+// The layout of `ranks` explicit ranks, in any order; ranks that are missing below the highest one hold nothing.
+// Errors: kInvalid naming rank, holding and rule for anything that design.md's layout-file contract refuses (boxes
+// outside the shape, bytes outside the buffer, unknown tensors, bad strides…).
+Result<std::shared_ptr<const Layout>> explicit_layout(Catalogue catalogue, std::vector<RankLayout> ranks,
+                                                      std::int64_t instances = 1);
 
 // A layout from rules. `config_json` is the text of config.json; `names` the logical tensors of a checkpoint (for
 // dtypes and what exists), or empty to derive them from the config alone. SPEC as on the command line.
 // Errors: kUnsupported for a family or side that is not built, kInvalid naming the SPEC key or config key.
-Result<std::shared_ptr<const Layout>> rule_layout(std::string_view config_json, std::string_view spec, const Catalogue* names = nullptr);
+Result<std::shared_ptr<const Layout>> rule_layout(std::string_view config_json, std::string_view spec,
+                                                  const Catalogue* names = nullptr);
 
 // Parses what serialise() wrote, or a layout file of the command line's contract (strict: unknown or duplicate keys,
 // non-integers and an empty `ranks` are refused).

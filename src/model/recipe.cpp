@@ -12,13 +12,16 @@ using nlohmann::json;
 Error bad(const std::string& what) { return Error(Code::kInvalid, "recipe: " + what); }
 
 Status check_keys(const json& recipe) {
-  static constexpr std::string_view kKeys[] = {"family", "spec", "config", "config_digest", "rules_digest", "naming", "tied_copy", "dtypes"};
+  static constexpr std::string_view kKeys[] = {"family",       "spec",   "config",    "config_digest",
+                                               "rules_digest", "naming", "tied_copy", "dtypes"};
   for (const auto& [key, value] : recipe.items())
     if (std::find(std::begin(kKeys), std::end(kKeys), key) == std::end(kKeys)) return bad("unknown key '" + key + "'");
   for (std::string_view key : {"family", "spec", "config_digest", "rules_digest", "naming"})
-    if (!recipe.contains(key) || !recipe[std::string(key)].is_string()) return bad("key '" + std::string(key) + "' must be a string");
+    if (!recipe.contains(key) || !recipe[std::string(key)].is_string())
+      return bad("key '" + std::string(key) + "' must be a string");
   if (!recipe.contains("config") || !recipe["config"].is_object()) return bad("key 'config' must be an object");
-  if (!recipe.contains("tied_copy") || !recipe["tied_copy"].is_boolean()) return bad("key 'tied_copy' must be true or false");
+  if (!recipe.contains("tied_copy") || !recipe["tied_copy"].is_boolean())
+    return bad("key 'tied_copy' must be true or false");
   if (!recipe.contains("dtypes") || !recipe["dtypes"].is_object()) return bad("key 'dtypes' must be an object");
   return {};
 }
@@ -26,7 +29,8 @@ Status check_keys(const json& recipe) {
 Result<CheckpointFacts> facts_of(const json& recipe) {
   CheckpointFacts facts;
   const std::string naming = recipe["naming"];
-  if (naming != "fused" && naming != "per-expert") return bad("naming '" + naming + "' is neither per-expert nor fused");
+  if (naming != "fused" && naming != "per-expert")
+    return bad("naming '" + naming + "' is neither per-expert nor fused");
   facts.fused = naming == "fused";
   facts.tied_copy = recipe["tied_copy"].get<bool>();
   for (const auto& [name, value] : recipe["dtypes"].items()) {
@@ -60,17 +64,22 @@ Result<std::shared_ptr<const Layout>> read_recipe(const std::string& recipe_json
   REFIT_TRY(check_keys(recipe));
   REFIT_ASSIGN(ModelConfig config, read_config(recipe["config"].dump()));
   if (config.family->name != recipe["family"].get_ref<const std::string&>())
-    return bad("family '" + recipe["family"].get<std::string>() + "' is not the configuration's, " + std::string(config.family->name));
+    return bad("family '" + recipe["family"].get<std::string>() + "' is not the configuration's, " +
+               std::string(config.family->name));
   REFIT_ASSIGN(CheckpointFacts facts, facts_of(recipe));
   REFIT_ASSIGN(Spec spec, parse_spec(recipe["spec"].get_ref<const std::string&>()));
   REFIT_ASSIGN(auto made, RuleLayout::make(std::move(config), std::move(spec), std::move(facts)));
   if (made->recipe()->config_digest.hex() != recipe["config_digest"].get_ref<const std::string&>())
-    return Error(Code::kMismatch, "recipe: its configuration has digest " + made->recipe()->config_digest.hex() + ", not " + recipe["config_digest"].get<std::string>());
+    return Error(Code::kMismatch, "recipe: its configuration has digest " + made->recipe()->config_digest.hex() +
+                                      ", not " + recipe["config_digest"].get<std::string>());
   if (made->recipe()->rules_digest.hex() != recipe["rules_digest"].get_ref<const std::string&>())
-    return Error(Code::kMismatch, "recipe: it was made by other rules (" + recipe["rules_digest"].get<std::string>() + ", this build has " + made->recipe()->rules_digest.hex() + "); write the layout again with this build");
+    return Error(Code::kMismatch, "recipe: it was made by other rules (" + recipe["rules_digest"].get<std::string>() +
+                                      ", this build has " + made->recipe()->rules_digest.hex() +
+                                      "); write the layout again with this build");
   for (const auto& [name, dtype] : made->facts().dtypes) {
     const auto& tensors = made->catalogue().tensors;
-    const auto at = std::lower_bound(tensors.begin(), tensors.end(), name, [](const LogicalTensor& t, const std::string& n) { return t.name < n; });
+    const auto at = std::lower_bound(tensors.begin(), tensors.end(), name,
+                                     [](const LogicalTensor& t, const std::string& n) { return t.name < n; });
     if (at == tensors.end() || at->name != name) return bad("dtypes names '" + name + "', which the model lacks");
   }
   return std::shared_ptr<const Layout>(std::move(made));

@@ -13,9 +13,12 @@ constexpr std::string_view kRulesVersion = "refit rules 1";
 
 std::string_view side_name(const Side& side, const Row& row) {
   switch (side.names) {
-    case Names::kEngine: return row.engine;
-    case Names::kMegatron: return row.megatron;
-    case Names::kFused: return row.fused;
+    case Names::kEngine:
+      return row.engine;
+    case Names::kMegatron:
+      return row.megatron;
+    case Names::kFused:
+      return row.fused;
   }
   return {};
 }
@@ -71,7 +74,8 @@ Status RuleLayout::activate_rows() {
     active.layers = config_.layers(row);
     if (active.layers.empty()) continue;
     const auto rule = std::find_if(rules.begin(), rules.end(), [&](const SideRule& r) { return r.kind == row.kind; });
-    if (rule == rules.end()) return Error(Code::kUnsupported, spec_.side + ": no rule for " + std::string(row.members[0].name));
+    if (rule == rules.end())
+      return Error(Code::kUnsupported, spec_.side + ": no rule for " + std::string(row.members[0].name));
     active.rule = *rule;
     for (const Member& m : row.members) {
       REFIT_ASSIGN(active.shapes.emplace_back(), evaluate_terms(m.shape, symbols_));
@@ -98,7 +102,8 @@ Status RuleLayout::build_catalogue() {
     for (std::size_t l = 0; l < rows_[r].layers.size(); ++l)
       for (std::int64_t e = 0; e < rows_[r].experts; ++e)
         for (std::size_t m = 0; m < rows_[r].shapes.size(); ++m) {
-          LogicalTensor t{instantiate(rows_[r].row->members[m].name, rows_[r].layers[l], e), rows_[r].shapes[m], config_.dtype};
+          LogicalTensor t{instantiate(rows_[r].row->members[m].name, rows_[r].layers[l], e), rows_[r].shapes[m],
+                          config_.dtype};
           refs.push_back({static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(l), e, static_cast<int>(m)});
           const auto other = facts_.dtypes.find(t.name);
           if (other != facts_.dtypes.end()) t.dtype = other->second;
@@ -106,7 +111,8 @@ Status RuleLayout::build_catalogue() {
         }
   std::vector<std::uint32_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0u);
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return tensors[a].name < tensors[b].name; });
+  std::sort(order.begin(), order.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return tensors[a].name < tensors[b].name; });
   ids_.resize(tensors.size());
   for (std::size_t i = 0; i < order.size(); ++i) {
     ids_[order[i]] = TensorId{static_cast<std::uint32_t>(i)};
@@ -128,8 +134,9 @@ Status RuleLayout::check_dtypes() const {
       const LogicalTensor& a = catalogue_.tensors[ids_[row.first + (i - row.first) / group * group].value];
       const LogicalTensor& b = catalogue_.tensors[ids_[i].value];
       if (a.dtype != b.dtype)
-        return Error(Code::kUnsupported, spec_.side + " holds " + a.name + " (" + std::string(to_string(a.dtype)) + ") and " + b.name + " (" +
-                                             std::string(to_string(b.dtype)) + ") in one parameter; their dtypes must agree");
+        return Error(Code::kUnsupported, spec_.side + " holds " + a.name + " (" + std::string(to_string(a.dtype)) +
+                                             ") and " + b.name + " (" + std::string(to_string(b.dtype)) +
+                                             ") in one parameter; their dtypes must agree");
     }
   }
   return {};
@@ -145,7 +152,10 @@ void RuleLayout::seal() {
   }
   recipe_ = {std::string(config_.family->name), canonical_spec(spec_), hash128(config_.canonical), rules.finish()};
   Hasher all;
-  all.add_text("rule layout").add_text(recipe_.spec).add_text(recipe_.config_digest.hex()).add_text(recipe_.rules_digest.hex());
+  all.add_text("rule layout")
+      .add_text(recipe_.spec)
+      .add_text(recipe_.config_digest.hex())
+      .add_text(recipe_.rules_digest.hex());
   all.add_u64(facts_.tied_copy ? 1 : 0);
   for (const auto& [name, dtype] : facts_.dtypes) all.add_text(name).add_text(to_string(dtype));
   digest_ = all.finish();
@@ -170,11 +180,15 @@ Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow&
       return e;
     }
     const auto elements = checked_extent_product(made->shape);
-    if (!elements || !checked_mul(*elements, 16)) return Error(Code::kInvalid, "SPEC '" + canonical_spec(spec_) + "': " + std::string(row.row->members[m].name) + " passes 2^63 bytes on a rank");
+    if (!elements || !checked_mul(*elements, 16))
+      return Error(Code::kInvalid, "SPEC '" + canonical_spec(spec_) + "': " + std::string(row.row->members[m].name) +
+                                       " passes 2^63 bytes on a rank");
     Template t{made->shape, *elements, made->cast, {}};
     if (std::find(t.shape.begin(), t.shape.end(), 0) != t.shape.end()) t.elements = 0;
     for (const Piece& p : made->pieces)
-      if (!empty(p.box)) t.parts.push_back({row.rule.per == Per::kTensor ? static_cast<int>(m) : p.member, p.expert, lie_of(p, made->shape)});
+      if (!empty(p.box))
+        t.parts.push_back(
+            {row.rule.per == Per::kTensor ? static_cast<int>(m) : p.member, p.expert, lie_of(p, made->shape)});
     out.push_back(std::move(t));
   }
   return out;
@@ -183,11 +197,12 @@ Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow&
 std::string RuleLayout::parameter_name(const Slot& slot) const {
   const ActiveRow& row = rows_[slot.row];
   if (slot.copy) return std::string(row.copy);
-  return instantiate(row.names.empty() ? row.row->members[static_cast<std::size_t>(slot.member)].name : row.names[0], row.layers[slot.layer], slot.expert);
+  return instantiate(row.names.empty() ? row.row->members[static_cast<std::size_t>(slot.member)].name : row.names[0],
+                     row.layers[slot.layer], slot.expert);
 }
 
-// Wide items first, then names: every parameter is aligned to its items without gaps, so that the buffer's bytes are the
-// data section of a safetensors file. The order does not depend on the rank.
+// Wide items first, then names: every parameter is aligned to its items without gaps, so that the buffer's bytes are
+// the data section of a safetensors file. The order does not depend on the rank.
 Status RuleLayout::build_slots() {
   REFIT_ASSIGN(const Templates made, all_templates(Rank{0}));
   std::vector<std::pair<std::string, Slot>> named;
@@ -196,8 +211,14 @@ Status RuleLayout::build_slots() {
       for (std::size_t e = 0; e < rows_[r].own_experts(); ++e)
         for (std::size_t m = 0; m < rows_[r].own_members(); ++m)
           for (std::size_t copy = 0; copy < rows_[r].copies(); ++copy) {
-            Slot s{static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(l), static_cast<std::int64_t>(e), static_cast<int>(m), copy > 0, {}};
-            s.dtype = made[r][m].cast.value_or(catalogue_.tensors[ids_[rows_[r].index(l, s.expert, s.member)].value].dtype);
+            Slot s{static_cast<std::uint32_t>(r),
+                   static_cast<std::uint32_t>(l),
+                   static_cast<std::int64_t>(e),
+                   static_cast<int>(m),
+                   copy > 0,
+                   {}};
+            s.dtype =
+                made[r][m].cast.value_or(catalogue_.tensors[ids_[rows_[r].index(l, s.expert, s.member)].value].dtype);
             named.emplace_back(parameter_name(s), s);
           }
   std::vector<std::uint32_t> order(named.size());
@@ -217,7 +238,9 @@ Status RuleLayout::build_slots() {
 }
 
 Result<RuleLayout::Templates> RuleLayout::all_templates(Rank rank) const {
-  if (rank.value >= world()) return Error(Code::kInvalid, "rank " + std::to_string(rank.value) + " is outside the " + std::to_string(world()) + " ranks of SPEC '" + canonical_spec(spec_) + "'");
+  if (rank.value >= world())
+    return Error(Code::kInvalid, "rank " + std::to_string(rank.value) + " is outside the " + std::to_string(world()) +
+                                     " ranks of SPEC '" + canonical_spec(spec_) + "'");
   const Coordinates at = mesh_.coordinates(rank.value);
   Templates out;
   for (const ActiveRow& row : rows_) {
@@ -248,7 +271,13 @@ Result<RankLayout> RuleLayout::expand(Rank rank) const {
     const std::int64_t item = item_size(s.dtype);
     for (const Template::Part& part : t.parts) {
       const TensorId id = ids_[rows_[s.row].index(s.layer, part.expert >= 0 ? part.expert : s.expert, part.member)];
-      Holding h{.tensor = id, .buffer = 0, .view = part.lie.view, .box = part.lie.box, .offset = at[i] + part.lie.offset * item, .strides = part.lie.strides, .dtype = s.dtype};
+      Holding h{.tensor = id,
+                .buffer = 0,
+                .view = part.lie.view,
+                .box = part.lie.box,
+                .offset = at[i] + part.lie.offset * item,
+                .strides = part.lie.strides,
+                .dtype = s.dtype};
       for (std::int64_t& stride : h.strides) stride *= item;
       out.holdings.push_back(std::move(h));
     }
@@ -272,7 +301,8 @@ Result<std::vector<Place>> RuleLayout::places(Rank rank, std::span<const TensorI
     for (std::size_t copy = 0; copy < row.copies(); ++copy) {
       const std::uint32_t slot = slot_of_[row.slot(ref.layer, ref.expert, ref.member, copy)];
       for (const Template::Part& part : t.parts_of(row.rule.per == Per::kStack ? ref.expert : -1))
-        if (part.member == ref.member) mine.emplace_back(&part, at[slot] + part.lie.offset * item_size(slots_[slot].dtype));
+        if (part.member == ref.member)
+          mine.emplace_back(&part, at[slot] + part.lie.offset * item_size(slots_[slot].dtype));
     }
     if (mine.size() < 2) {
       for (const auto& [part, offset] : mine) out.push_back({0, offset});
@@ -283,7 +313,8 @@ Result<std::vector<Place>> RuleLayout::places(Rank rank, std::span<const TensorI
     const std::int64_t item = item_size(slots_[slot_of_[row.slot(ref.layer, ref.expert, ref.member, 0)]].dtype);
     for (const PatternShard& shard : patterns()[pattern_of()[id.value]].shards) {
       if (!shard.owned_by(rank)) continue;
-      const auto found = std::find_if(mine.begin(), mine.end(), [&](const auto& m) { return m.first && lies_in(shard, m.first->lie, item); });
+      const auto found = std::find_if(mine.begin(), mine.end(),
+                                      [&](const auto& m) { return m.first && lies_in(shard, m.first->lie, item); });
       REFIT_CHECK(found != mine.end());
       out.push_back({0, found->second});
       found->first = nullptr;
@@ -302,7 +333,8 @@ std::span<const std::uint32_t> RuleLayout::pattern_of() const {
   return pattern_of_;
 }
 
-Result<std::shared_ptr<const Layout>> rule_layout(std::string_view config_json, std::string_view spec_text, const Catalogue* names) {
+Result<std::shared_ptr<const Layout>> rule_layout(std::string_view config_json, std::string_view spec_text,
+                                                  const Catalogue* names) {
   REFIT_ASSIGN(ModelConfig config, read_config(config_json));
   REFIT_ASSIGN(Spec spec, parse_spec(spec_text));
   CheckpointFacts facts;
@@ -315,7 +347,9 @@ Result<std::shared_ptr<const Layout>> rule_layout(std::string_view config_json, 
 
 Result<std::shared_ptr<const Layout>> sibling_layout(const Layout& made, std::string_view spec_text) {
   const auto* rules = dynamic_cast<const RuleLayout*>(&made);
-  if (!rules) return Error(Code::kUnsupported, "SPEC '" + std::string(spec_text) + "' needs a layout made by rules; this one has explicit holdings");
+  if (!rules)
+    return Error(Code::kUnsupported,
+                 "SPEC '" + std::string(spec_text) + "' needs a layout made by rules; this one has explicit holdings");
   REFIT_ASSIGN(Spec spec, parse_spec(spec_text));
   REFIT_ASSIGN(auto out, RuleLayout::make(rules->config(), std::move(spec), rules->facts()));
   return std::shared_ptr<const Layout>(std::move(out));

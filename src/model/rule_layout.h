@@ -22,8 +22,8 @@ struct CheckpointFacts {
   friend bool operator==(const CheckpointFacts&, const CheckpointFacts&) = default;
 };
 
-// Compares a checkpoint's tensors with the configuration's. Errors: kMismatch naming tensors that are missing, unknown or
-// of another shape.
+// Compares a checkpoint's tensors with the configuration's. Errors: kMismatch naming tensors that are missing, unknown
+// or of another shape.
 Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& names);
 
 // A row that this model has, with its rule on this side and its tensors.
@@ -31,19 +31,20 @@ struct ActiveRow {
   const Row* row = nullptr;
   SideRule rule;
   std::vector<std::int64_t> layers;
-  std::vector<Dims> shapes;            // by member
-  std::int64_t experts = 1;            // tensors a member has in one layer
-  std::size_t first = 0;               // of its tensors in RuleLayout::ids_
+  std::vector<Dims> shapes;             // by member
+  std::int64_t experts = 1;             // tensors a member has in one layer
+  std::size_t first = 0;                // of its tensors in RuleLayout::ids_
   std::vector<std::string_view> names;  // of parameters; empty: logical ones
-  std::string_view copy;               // a second parameter that holds the same tensor
-  std::size_t first_slot = 0;          // of its parameters in RuleLayout::slot_of_
+  std::string_view copy;                // a second parameter that holds the same tensor
+  std::size_t first_slot = 0;           // of its parameters in RuleLayout::slot_of_
 
   std::size_t copies() const { return copy.empty() ? 1 : 2; }
   // Parameters of one layer: experts, and members, that are not in one.
   std::size_t own_experts() const { return static_cast<std::size_t>(rule.per == Per::kStack ? 1 : experts); }
   std::size_t own_members() const { return rule.per == Per::kTensor ? shapes.size() : 1; }
   std::size_t slot(std::size_t layer, std::int64_t expert, int member, std::size_t which) const {
-    const std::size_t e = rule.per == Per::kStack ? 0 : static_cast<std::size_t>(expert), m = rule.per == Per::kTensor ? static_cast<std::size_t>(member) : 0;
+    const std::size_t e = rule.per == Per::kStack ? 0 : static_cast<std::size_t>(expert),
+                      m = rule.per == Per::kTensor ? static_cast<std::size_t>(member) : 0;
     return first_slot + ((layer * own_experts() + e) * own_members() + m) * copies() + which;
   }
   bool per_expert() const { return row->kind == Kind::kExpertGateUp || row->kind == Kind::kExpertDown; }

@@ -28,14 +28,17 @@ Hash128 key_of(const Lie& lie) {
   return hash128(std::as_bytes(std::span(words)));
 }
 
-PatternShard shard(const Lie& lie, DType dtype, std::uint32_t first, const std::vector<std::pair<std::uint32_t, std::uint32_t>>& free) {
-  PatternShard out{.view = lie.view, .box = lie.box, .strides = lie.strides, .dtype = dtype, .first = first, .progressions = free};
+PatternShard shard(const Lie& lie, DType dtype, std::uint32_t first,
+                   const std::vector<std::pair<std::uint32_t, std::uint32_t>>& free) {
+  PatternShard out{
+      .view = lie.view, .box = lie.box, .strides = lie.strides, .dtype = dtype, .first = first, .progressions = free};
   for (std::int64_t& s : out.strides) s *= item_size(dtype);
   return out;
 }
 
 // Equal boxes at evenly spaced ranks become one shard.
-std::vector<PatternShard> gather(Lyings lyings, DType dtype, const std::vector<std::pair<std::uint32_t, std::uint32_t>>& free) {
+std::vector<PatternShard> gather(Lyings lyings, DType dtype,
+                                 const std::vector<std::pair<std::uint32_t, std::uint32_t>>& free) {
   std::vector<std::pair<Hash128, std::size_t>> order;
   for (std::size_t i = 0; i < lyings.size(); ++i) order.emplace_back(key_of(lyings[i].lie), i);
   // Groups keep the order of their first rank; inside a group ranks ascend since coordinates were walked in order.
@@ -58,7 +61,8 @@ std::vector<PatternShard> gather(Lyings lyings, DType dtype, const std::vector<s
     }
     auto progressions = free;
     progressions.emplace_back(static_cast<std::uint32_t>(group.size()), first(1) - first(0));
-    std::sort(progressions.begin(), progressions.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+    std::sort(progressions.begin(), progressions.end(),
+              [](const auto& a, const auto& b) { return a.second > b.second; });
     out.push_back(shard(lyings[group[0]].lie, dtype, first(0), progressions));
   }
   return out;
@@ -69,7 +73,10 @@ Hash128 key_of(const Pattern& pattern) {
   for (std::int64_t n : pattern.shape) h.add_i64(n);
   h.add_u64(static_cast<std::uint64_t>(pattern.dtype));
   for (const PatternShard& s : pattern.shards) {
-    h.add_text(key_of(Lie{s.view, s.box, s.strides, 0}).hex()).add_u64(static_cast<std::uint64_t>(s.dtype)).add_u64(s.first).add_u64(s.progressions.size());
+    h.add_text(key_of(Lie{s.view, s.box, s.strides, 0}).hex())
+        .add_u64(static_cast<std::uint64_t>(s.dtype))
+        .add_u64(s.first)
+        .add_u64(s.progressions.size());
     for (const auto& [count, step] : s.progressions) h.add_u64(count).add_u64(step);
   }
   return h.finish();
@@ -95,14 +102,17 @@ Status RuleLayout::build_patterns() const {
       for (const Template& t : made) {
         cast = t.cast;
         for (const Template::Part& part : t.parts) {
-          Lyings& list = lyings[static_cast<std::size_t>(std::max<std::int64_t>(part.expert, 0)) * row.shapes.size() + static_cast<std::size_t>(part.member)];
+          Lyings& list = lyings[static_cast<std::size_t>(std::max<std::int64_t>(part.expert, 0)) * row.shapes.size() +
+                                static_cast<std::size_t>(part.member)];
           list.insert(list.end(), row.copies(), {part.lie, first});
         }
       }
       std::size_t a = at.size();
       while (a-- > 0)
-        if (read[a] && ++at[a] < mesh_.axes()[a].size) break;
-        else at[a] = 0;
+        if (read[a] && ++at[a] < mesh_.axes()[a].size)
+          break;
+        else
+          at[a] = 0;
       if (a == static_cast<std::size_t>(-1)) break;
     }
     for (std::size_t which = 0; which < lyings.size(); ++which) {

@@ -18,7 +18,8 @@ Status check(const SyncOptions& o) {
   REFIT_TRY(positive(static_cast<double>(o.plan.bucket_bytes), "refit.bucket_bytes"));
   REFIT_TRY(positive(static_cast<double>(o.plan.staging_bytes), "refit.staging_bytes"));
   if (o.min_targets < 1 || o.min_targets > o.shape.target_instances)
-    return Error(Code::kInvalid, "refit.min_targets must lie between 1 and the number of targets, " + std::to_string(o.shape.target_instances));
+    return Error(Code::kInvalid, "refit.min_targets must lie between 1 and the number of targets, " +
+                                     std::to_string(o.shape.target_instances));
   return {};
 }
 
@@ -66,7 +67,10 @@ class Synchronizer final : public WeightSynchronizer {
     report.proof = needs_proof();
     const std::int64_t start = monotonic_ns();
     move(StaleEvent::kRoundStart);
-    Result<coordinator::RoundResult> r = driver_->sync({.step = step, .proof = report.proof, .stall_ns = ns(options_.stall_timeout_s), .total_ns = ns(options_.total_timeout_s)});
+    Result<coordinator::RoundResult> r = driver_->sync({.step = step,
+                                                        .proof = report.proof,
+                                                        .stall_ns = ns(options_.stall_timeout_s),
+                                                        .total_ns = ns(options_.total_timeout_s)});
     report.seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
     if (!r.ok()) {
       move(StaleEvent::kAborted);
@@ -112,7 +116,8 @@ class Synchronizer final : public WeightSynchronizer {
       return;
     }
     proven_ = false;
-    staleness_ = next(staleness_, report.round.outcome == wire::Outcome::kAborted ? StaleEvent::kAborted : StaleEvent::kIncomplete);
+    staleness_ = next(staleness_,
+                      report.round.outcome == wire::Outcome::kAborted ? StaleEvent::kAborted : StaleEvent::kIncomplete);
   }
   // A round that was reported incomplete may have been finished since.
   void collect() {

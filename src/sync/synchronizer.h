@@ -18,15 +18,15 @@ enum class OnTargetLoss : std::uint8_t { kFail, kContinue };
 // The keys of the `refit:` section that this lifecycle reads; names and defaults are the configuration's.
 struct SyncOptions {
   Hash128 job;
-  coordinator::Shape shape;              // who is expected
-  std::string control_address;           // where the coordinator listens
+  coordinator::Shape shape;     // who is expected
+  std::string control_address;  // where the coordinator listens
   std::string journal_path;
-  plan::Options plan;                    // bucket_bytes, staging_bytes, allow_cast
-  std::int64_t proof_every = 10;         // `refit.proof_every`: ≥ 1
-  bool barrier = false;                  // `refit.commit: barrier`
+  plan::Options plan;             // bucket_bytes, staging_bytes, allow_cast
+  std::int64_t proof_every = 10;  // `refit.proof_every`: ≥ 1
+  bool barrier = false;           // `refit.commit: barrier`
   OnTargetLoss on_target_loss = OnTargetLoss::kFail;
   std::uint32_t min_targets = 1;
-  double stall_timeout_s = 30;           // `refit.stall_timeout_s`
+  double stall_timeout_s = 30;  // `refit.stall_timeout_s`
   double total_timeout_s = 600;
   double join_timeout_s = 60;
   double gate_timeout_s = 30;
@@ -38,8 +38,8 @@ struct SyncOptions {
 // handled and gates open.
 struct SyncReport {
   coordinator::RoundResult round;
-  double seconds = 0;         // wall time of the call
-  bool proof = false;         // a proof version: source re-scan, target re-read
+  double seconds = 0;  // wall time of the call
+  bool proof = false;  // a proof version: source re-scan, target re-read
   bool ok() const { return round.outcome == wire::Outcome::kCommitted && round.all_applied; }
 };
 
@@ -63,7 +63,8 @@ class WeightSynchronizer {
   virtual Status shutdown() = 0;
 };
 
-// `control` opens the coordinator's listening lane; it must outlive the synchronizer. Errors: kInvalid naming the option.
+// `control` opens the coordinator's listening lane; it must outlive the synchronizer. Errors: kInvalid naming the
+// option.
 Result<std::unique_ptr<WeightSynchronizer>> make_synchronizer(SyncOptions options, transport::Mover& control);
 
 }  // namespace refit::sync

@@ -22,7 +22,7 @@ struct Capabilities {
   bool multicast = false;    // one post reaches several recipients
   bool total_order = false;  // follows the plan's sequence
   bool runs_device_kernels = false;
-  bool host = true;          // moves host memory
+  bool host = true;  // moves host memory
 };
 
 // Identity of a lane: every frame and descriptor carries it; foreign ones are dropped and counted.
@@ -36,8 +36,8 @@ struct LaneId {
 struct Peer {
   std::uint32_t member = 0;  // member number agreed at the coordinator
   Incarnation incarnation;
-  Bytes card;                // how to find it: from its Mover::card()
-  std::string name;          // for errors
+  Bytes card;        // how to find it: from its Mover::card()
+  std::string name;  // for errors
 };
 
 struct Counters {
@@ -65,7 +65,8 @@ class Lease {
     virtual ~Hold() = default;
   };
   Lease() = default;
-  Lease(BucketId bucket, std::uint32_t sender, std::span<const std::byte> packed, std::vector<const std::byte*> bases, std::unique_ptr<Hold> hold)
+  Lease(BucketId bucket, std::uint32_t sender, std::span<const std::byte> packed, std::vector<const std::byte*> bases,
+        std::unique_ptr<Hold> hold)
       : bucket_(bucket), sender_(sender), packed_(packed), bases_(std::move(bases)), hold_(std::move(hold)) {}
   BucketId bucket() const { return bucket_; }
   std::uint32_t sender() const { return sender_; }               // member number
@@ -88,9 +89,10 @@ struct Expected {
 };
 
 // All lanes: *thread-compatible* except abort(), which any thread may call, any number of times. The first error is
-// sticky: later calls return it. A call that is refused for its arguments (kInvalid, kUnsupported, kMismatch or kCorrupt
-// of a descriptor) opens no ticket and leaves the lane as it was. A lane lives one round; close() returns within its
-// deadline and completes what is open; afterwards poll() still hands out completions and every other call is refused.
+// sticky: later calls return it. A call that is refused for its arguments (kInvalid, kUnsupported, kMismatch or
+// kCorrupt of a descriptor) opens no ticket and leaves the lane as it was. A lane lives one round; close() returns
+// within its deadline and completes what is open; afterwards poll() still hands out completions and every other call is
+// refused.
 class Lane {
  public:
   virtual ~Lane() = default;
@@ -107,19 +109,22 @@ class PushLane : public Lane {
   // Once a round, before the first next(): everything this side will receive.
   virtual Status expect(std::span<const Expected> buckets) = 0;
   // Lends `parts` until the completions of all recipients are polled. Returns the ticket; one completion per recipient.
-  virtual Result<std::uint64_t> post(BucketId bucket, std::span<const std::span<const std::byte>> parts, std::span<const std::uint32_t> recipients) = 0;
+  virtual Result<std::uint64_t> post(BucketId bucket, std::span<const std::span<const std::byte>> parts,
+                                     std::span<const std::uint32_t> recipients) = 0;
 };
 
 class PullLane : public Lane {
  public:
   // Source: lends regions (in this order: Segment::region indexes them). The descriptor is opaque bytes for readers.
   virtual Result<Bytes> expose(std::span<const memory::RegionRef> regions) = 0;
-  // Source: revokes: the memory epoch rises, later requests and re-checks of the old descriptor fail. One lend at a time:
-  // a second expose without withdraw is kBusy. kUnsupported for memory that this mover cannot lend, saying what to do.
+  // Source: revokes: the memory epoch rises, later requests and re-checks of the old descriptor fail. One lend at a
+  // time: a second expose without withdraw is kBusy. kUnsupported for memory that this mover cannot lend, saying what
+  // to do.
   virtual Status withdraw() = 0;
   // Target: asks for a bucket; it arrives through next(). kMismatch for a descriptor of another job, txn, incarnation
   // or epoch; kInvalid for a segment outside its region. Returns the ticket.
-  virtual Result<std::uint64_t> request(BucketId bucket, std::uint32_t sender, std::span<const std::byte> descriptor, std::span<const Segment> segments) = 0;
+  virtual Result<std::uint64_t> request(BucketId bucket, std::uint32_t sender, std::span<const std::byte> descriptor,
+                                        std::span<const Segment> segments) = 0;
   // Target, after the last read of a bucket: true only if its descriptor was still valid throughout.
   virtual Status recheck(std::uint32_t sender) = 0;
 };
@@ -140,10 +145,10 @@ struct Liveness {
   PeerEvent event = PeerEvent::kConnected;
 };
 
-// Small opaque messages with liveness, apart from bulk; ordered per peer. send() queues and never waits; kExhausted when
-// the bounded queue to that peer is full, kPeerLost when it is gone. A member may send before it is connected. kGone is
-// reported within about 1 s of a process' death or close, and after `silent_after_ms` of a process that stands still.
-// A member whose coordinator is gone opens a new lane to come back. *thread-safe*.
+// Small opaque messages with liveness, apart from bulk; ordered per peer. send() queues and never waits; kExhausted
+// when the bounded queue to that peer is full, kPeerLost when it is gone. A member may send before it is connected.
+// kGone is reported within about 1 s of a process' death or close, and after `silent_after_ms` of a process that stands
+// still. A member whose coordinator is gone opens a new lane to come back. *thread-safe*.
 class ControlLane {
  public:
   virtual ~ControlLane() = default;
@@ -180,7 +185,7 @@ struct MoverOptions {
   Hash128 job;
   std::uint32_t member = 0;
   Incarnation incarnation;
-  std::string name;         // "target:0.2"
+  std::string name;  // "target:0.2"
   Env* env = &system_env();
   std::int64_t staging_bytes = 256 << 20;  // for leases that hold packed bytes
   std::uint64_t seed = 0;                  // sim only

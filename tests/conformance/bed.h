@@ -60,8 +60,10 @@ class TempDir {
 
 inline Error broken(std::string what) { return Error(Code::kInternal, std::move(what)); }
 // In a check: the expectation, and what its failure means.
-#define REFIT_MUST(condition, ...) \
-  do { if (!(condition)) return ::refit::conformance::broken(std::string(#condition) + ": " + std::string(__VA_ARGS__)); } while (false)
+#define REFIT_MUST(condition, ...)                                                                                    \
+  do {                                                                                                                \
+    if (!(condition)) return ::refit::conformance::broken(std::string(#condition) + ": " + std::string(__VA_ARGS__)); \
+  } while (false)
 
 // The error of a result; of a success one that no expectation matches.
 template <typename T>
@@ -86,7 +88,9 @@ inline std::vector<Param> params(const std::string& mover, const MakeBed& make, 
   for (const Check& check : checks) out.push_back({mover, make, check});
   return out;
 }
-inline std::string name_of(const testing::TestParamInfo<Param>& info) { return info.param.mover + "_" + info.param.check.name; }
+inline std::string name_of(const testing::TestParamInfo<Param>& info) {
+  return info.param.mover + "_" + info.param.check.name;
+}
 
 inline void run_check(const Param& param) {
   TempDir dir;

@@ -17,7 +17,8 @@ class ShmBed final : public NamedBed {
  public:
   ShmBed() : NamedBed("shm") {}
   memory::RegionRef region(std::int64_t bytes) override {
-    shared_.push_back(std::make_unique<memory::SharedRegion>(std::move(memory::SharedRegion::make(system_env(), bytes, nullptr, "bed")).value()));
+    shared_.push_back(std::make_unique<memory::SharedRegion>(
+        std::move(memory::SharedRegion::make(system_env(), bytes, nullptr, "bed")).value()));
     return {shared_.back()->data(), bytes, memory::Kind::kHostShared, shared_.back().get()};
   }
 

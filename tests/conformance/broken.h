@@ -9,10 +9,33 @@
 namespace refit::conformance {
 
 enum class Fault : std::uint8_t {
-  kNone, kDrop, kLoseCompletion, kRepeat, kRepeatCompletion, kMixUp, kCorrupt, kEarly, kForgetError, kIgnoreEpoch, kIgnoreIdentity, kHideLoss, kOverrun
+  kNone,
+  kDrop,
+  kLoseCompletion,
+  kRepeat,
+  kRepeatCompletion,
+  kMixUp,
+  kCorrupt,
+  kEarly,
+  kForgetError,
+  kIgnoreEpoch,
+  kIgnoreIdentity,
+  kHideLoss,
+  kOverrun
 };
-inline constexpr std::array kFaultNames = {"none",    "drops",          "loses_a_completion", "repeats",       "completes_twice", "mixes_up",   "corrupts",
-                                           "completes_early", "forgets_its_error", "ignores_the_epoch", "ignores_identity", "hides_a_loss", "overruns_deadlines"};
+inline constexpr std::array kFaultNames = {"none",
+                                           "drops",
+                                           "loses_a_completion",
+                                           "repeats",
+                                           "completes_twice",
+                                           "mixes_up",
+                                           "corrupts",
+                                           "completes_early",
+                                           "forgets_its_error",
+                                           "ignores_the_epoch",
+                                           "ignores_identity",
+                                           "hides_a_loss",
+                                           "overruns_deadlines"};
 
 inline constexpr double kOverrunS = 1;  // what a mover that overruns its deadlines waits
 
@@ -37,8 +60,10 @@ class BrokenLane : public Base {
     if (fault_ == Fault::kOverrun) deadline = Deadline::after_s(kOverrunS);
     auto lease = inner_->next(deadline);
     if (!lease.ok()) {
-      if (fault_ == Fault::kForgetError && lease.error().code != Code::kTimeout) return Error(Code::kTimeout, "nothing came");
-      if (fault_ == Fault::kHideLoss && lease.error().code == Code::kPeerLost) return Error(Code::kTimeout, "nothing came");
+      if (fault_ == Fault::kForgetError && lease.error().code != Code::kTimeout)
+        return Error(Code::kTimeout, "nothing came");
+      if (fault_ == Fault::kHideLoss && lease.error().code == Code::kPeerLost)
+        return Error(Code::kTimeout, "nothing came");
       return lease;
     }
     if (fault_ == Fault::kRepeat) stored_.push_back(copy_of(*lease, lease->bucket(), false));
@@ -57,7 +82,9 @@ class BrokenLane : public Base {
       if (fault_ == Fault::kRepeatCompletion) extra_.push_back(done[i]);
     }
     // Those that were told early, and the one that is lost.
-    const std::size_t hidden = fault_ == Fault::kEarly ? std::min(real, early_) : fault_ == Fault::kLoseCompletion && real > 0 ? 1 : 0;
+    const std::size_t hidden = fault_ == Fault::kEarly                        ? std::min(real, early_)
+                               : fault_ == Fault::kLoseCompletion && real > 0 ? 1
+                                                                              : 0;
     if (fault_ == Fault::kEarly) early_ -= hidden;
     return n + real - hidden;
   }
@@ -102,7 +129,8 @@ class BrokenPush final : public BrokenLane<PushLane> {
  public:
   using BrokenLane::BrokenLane;
   Status expect(std::span<const Expected> buckets) override { return inner_->expect(buckets); }
-  Result<std::uint64_t> post(BucketId bucket, std::span<const std::span<const std::byte>> parts, std::span<const std::uint32_t> to) override {
+  Result<std::uint64_t> post(BucketId bucket, std::span<const std::span<const std::byte>> parts,
+                             std::span<const std::uint32_t> to) override {
     if (fault_ == Fault::kDrop && to.size() == 1) return dropped(to[0]);
     return opened(inner_->post(bucket, parts, to), kTarget);
   }
@@ -113,12 +141,17 @@ class BrokenPull final : public BrokenLane<PullLane> {
   using BrokenLane::BrokenLane;
   Result<Bytes> expose(std::span<const memory::RegionRef> regions) override { return inner_->expose(regions); }
   Status withdraw() override { return fault_ == Fault::kIgnoreEpoch ? Status() : inner_->withdraw(); }
-  Result<std::uint64_t> request(BucketId bucket, std::uint32_t sender, std::span<const std::byte> d, std::span<const Segment> segments) override {
-    auto asked = fault_ == Fault::kDrop ? dropped(sender) : opened(inner_->request(bucket, sender, d, segments), sender);
-    if (!asked.ok() && asked.error().code == Code::kMismatch && fault_ == Fault::kIgnoreIdentity) return dropped(sender);
+  Result<std::uint64_t> request(BucketId bucket, std::uint32_t sender, std::span<const std::byte> d,
+                                std::span<const Segment> segments) override {
+    auto asked =
+        fault_ == Fault::kDrop ? dropped(sender) : opened(inner_->request(bucket, sender, d, segments), sender);
+    if (!asked.ok() && asked.error().code == Code::kMismatch && fault_ == Fault::kIgnoreIdentity)
+      return dropped(sender);
     return asked;
   }
-  Status recheck(std::uint32_t sender) override { return fault_ == Fault::kIgnoreEpoch ? Status() : inner_->recheck(sender); }
+  Status recheck(std::uint32_t sender) override {
+    return fault_ == Fault::kIgnoreEpoch ? Status() : inner_->recheck(sender);
+  }
 };
 
 class BrokenControl final : public ControlLane {
@@ -151,7 +184,8 @@ class BrokenControl final : public ControlLane {
   }
   std::vector<Liveness> liveness() override {
     auto events = inner_->liveness();
-    if (fault_ == Fault::kHideLoss) std::erase_if(events, [](const Liveness& l) { return l.event == PeerEvent::kGone; });
+    if (fault_ == Fault::kHideLoss)
+      std::erase_if(events, [](const Liveness& l) { return l.event == PeerEvent::kGone; });
     return events;
   }
   void abort(Error error) override { inner_->abort(std::move(error)); }

@@ -70,7 +70,8 @@ inline Status control_sizes_both_ways(Bed& bed) {
   REFIT_ASSIGN(auto s, Star::make(bed));
   REFIT_ASSIGN(auto member, s.join());
   std::uint32_t salt = 0;
-  for (std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{4097}, std::size_t{1} << 20, static_cast<std::size_t>(kMaxControlBytes)}) {
+  for (std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{4097}, std::size_t{1} << 20,
+                            static_cast<std::size_t>(kMaxControlBytes)}) {
     REFIT_TRY(member.first->send(0, message(bytes, ++salt)));
     REFIT_ASSIGN(const ControlMessage up, s.hub->next(s.patience()));
     REFIT_MUST(up.peer == member.second && up.bytes == message(bytes, salt), "bytes differ on the way up");
@@ -80,7 +81,8 @@ inline Status control_sizes_both_ways(Bed& bed) {
   }
   const Bytes large(static_cast<std::size_t>(kMaxControlBytes) + 1);
   const Status refused = s.hub->send(member.second, large);
-  REFIT_MUST(!refused.ok() && refused.error().code == Code::kInvalid && refused.error().have == kMaxControlBytes, "an oversized message");
+  REFIT_MUST(!refused.ok() && refused.error().code == Code::kInvalid && refused.error().have == kMaxControlBytes,
+             "an oversized message");
   return {};
 }
 
@@ -236,7 +238,9 @@ inline Status control_refuses_tcp(Bed& bed) {
   for (bool listen : {true, false})
     for (const char* address : {"tcp://127.0.0.1:5555", "tcp://*:0"}) {
       const auto lane = s.movers[0]->open_control({address, listen, 10'000});
-      REFIT_MUST(!lane.ok() && lane.error().code == Code::kUnsupported && lane.error().message.find("key") != std::string::npos, "tcp without keys");
+      REFIT_MUST(!lane.ok() && lane.error().code == Code::kUnsupported &&
+                     lane.error().message.find("key") != std::string::npos,
+                 "tcp without keys");
     }
   for (const char* address : {"", "ipc://", "ipc://relative", "ipc://@abstract", "ipc://*", "inproc://x"})
     REFIT_MUST(!s.movers[0]->open_control({address, true, 10'000}).ok(), std::string("accepted ") + address);
@@ -265,10 +269,18 @@ inline Status control_flat_over_rounds(Bed& bed) {
 }
 
 inline std::vector<Check> control_checks() {
-  return {{"sizes_both_ways", control_sizes_both_ways}, {"order_and_once", control_order_and_once}, {"send_before_connected", control_send_before_connected},
-          {"close_is_seen", control_close_is_seen}, {"hub_close_is_seen", control_hub_close_is_seen}, {"abort_sticks", control_abort_sticks},
-          {"abort_wakes_next", control_abort_wakes_next, true}, {"bounded_queue", control_bounded_queue}, {"send_from_threads", control_send_from_threads, true},
-          {"deadline_holds", control_deadline_holds}, {"refuses_tcp", control_refuses_tcp}, {"flat_over_rounds", control_flat_over_rounds}};
+  return {{"sizes_both_ways", control_sizes_both_ways},
+          {"order_and_once", control_order_and_once},
+          {"send_before_connected", control_send_before_connected},
+          {"close_is_seen", control_close_is_seen},
+          {"hub_close_is_seen", control_hub_close_is_seen},
+          {"abort_sticks", control_abort_sticks},
+          {"abort_wakes_next", control_abort_wakes_next, true},
+          {"bounded_queue", control_bounded_queue},
+          {"send_from_threads", control_send_from_threads, true},
+          {"deadline_holds", control_deadline_holds},
+          {"refuses_tcp", control_refuses_tcp},
+          {"flat_over_rounds", control_flat_over_rounds}};
 }
 
 }  // namespace refit::conformance

@@ -29,7 +29,9 @@ struct PullPair : Pair {
   }
 };
 
-inline Segment run_of(std::uint32_t region, std::int64_t offset, std::int64_t bytes) { return {region, offset, bytes, {}, {}}; }
+inline Segment run_of(std::uint32_t region, std::int64_t offset, std::int64_t bytes) {
+  return {region, offset, bytes, {}, {}};
+}
 
 // The bytes of a lease in the order of its segments, whether packed or mapped.
 inline Bytes gathered(const Lease& lease, std::span<const Segment> segments) {
@@ -71,7 +73,8 @@ inline std::vector<memory::RegionRef> patterned(Bed& bed, std::initializer_list<
   return out;
 }
 // Requests, receives, compares, re-checks one bucket.
-inline Status read_one(PullPair& p, std::uint32_t bucket, const Bytes& descriptor, const std::vector<Segment>& segments) {
+inline Status read_one(PullPair& p, std::uint32_t bucket, const Bytes& descriptor,
+                       const std::vector<Segment>& segments) {
   REFIT_TRY(p.in->request(BucketId(bucket), kSource, descriptor, segments));
   REFIT_ASSIGN(const Lease lease, p.in->next(p.patience()));
   REFIT_MUST(lease.bucket().value == bucket && lease.sender() == kSource, "lease of another bucket");
@@ -85,7 +88,8 @@ inline Status pull_sizes(Bed& bed) {
   const auto regions = patterned(bed, {huge, 4099});
   REFIT_ASSIGN(const Bytes d, p.out->expose(regions));
   std::uint32_t bucket = 0;
-  for (std::int64_t bytes : {std::int64_t{0}, std::int64_t{1}, std::int64_t{3}, std::int64_t{4095}, std::int64_t{4097}, std::int64_t{1 << 20} + 13, huge})
+  for (std::int64_t bytes : {std::int64_t{0}, std::int64_t{1}, std::int64_t{3}, std::int64_t{4095}, std::int64_t{4097},
+                             std::int64_t{1 << 20} + 13, huge})
     REFIT_TRY(read_one(p, bucket++, d, {run_of(0, huge - bytes, bytes)}));
   REFIT_TRY(read_one(p, bucket++, d, {}));
   REFIT_TRY(read_one(p, bucket++, d, {run_of(1, 4099, 0), run_of(0, 5, 7), run_of(1, 0, 4099)}));
@@ -151,7 +155,8 @@ inline Status pull_lend_completes_once(Bed& bed) {
   REFIT_TRY(p.out->withdraw());
   REFIT_TRY(p.out->withdraw());
   auto done = drain(*p.out);
-  REFIT_MUST(done.size() == 1 && done[0].ticket == kExposeTicket && !done[0].error, "withdraw must complete the lend once");
+  REFIT_MUST(done.size() == 1 && done[0].ticket == kExposeTicket && !done[0].error,
+             "withdraw must complete the lend once");
   REFIT_TRY(p.out->expose(regions));
   REFIT_TRY(p.out->close(p.patience()));
   REFIT_MUST(drain(*p.out).size() == 1, "close must complete the lend once");
@@ -190,7 +195,8 @@ inline Status pull_close_with_pending(Bed& bed) {
   REFIT_TRY(p.in->close(p.patience()));
   REFIT_TRY(p.in->close(p.patience()));
   const auto done = drain(*p.in);
-  REFIT_MUST(done.size() == 5 && done[0].error && done[0].error->code == Code::kCancelled, "close must complete what is open");
+  REFIT_MUST(done.size() == 5 && done[0].error && done[0].error->code == Code::kCancelled,
+             "close must complete what is open");
   REFIT_MUST(err(p.in->next(p.patience())).code == Code::kCancelled, "a closed lane is refused");
   return {};
 }
@@ -212,7 +218,8 @@ inline Status pull_abort_wakes_next(Bed& bed) {
 inline Status pull_deadline_holds(Bed& bed) {
   REFIT_ASSIGN(auto p, PullPair::make(bed));
   const std::int64_t start = monotonic_ns();
-  for (int i = 0; i < 3; ++i) REFIT_MUST(err(p.in->next(Deadline::after_ns(20'000'000))).code == Code::kTimeout, "nothing was asked for");
+  for (int i = 0; i < 3; ++i)
+    REFIT_MUST(err(p.in->next(Deadline::after_ns(20'000'000))).code == Code::kTimeout, "nothing was asked for");
   REFIT_MUST(monotonic_ns() - start < static_cast<std::int64_t>(bed.slack_s * 1e9), "deadline overrun");
   REFIT_ASSIGN(const Bytes d, p.out->expose(patterned(bed, {64})));
   return read_one(p, 1, d, {run_of(0, 0, 64)});  // a timeout leaves the lane usable
@@ -229,7 +236,8 @@ inline Status pull_stale_epoch(Bed& bed) {
   REFIT_TRY(p.out->withdraw());
   REFIT_MUST(gathered(lease, {&s, 1}) == wanted({&s, 1}), "a lease stays readable");
   const Status revoked = p.in->recheck(kSource);
-  REFIT_MUST(!revoked.ok() && revoked.error().code == Code::kMismatch && revoked.error().peer == "source:0.0", "re-check must see the withdrawal");
+  REFIT_MUST(!revoked.ok() && revoked.error().code == Code::kMismatch && revoked.error().peer == "source:0.0",
+             "re-check must see the withdrawal");
   // A re-exposed region has another epoch: the old descriptor stays dead.
   REFIT_TRY(p.in->close(p.patience()));
   REFIT_ASSIGN(p.in, p.target->open_pull(p.lane_id(kTarget), p.of_target));
@@ -275,20 +283,25 @@ inline Status pull_hostile_bytes(Bed& bed) {
   REFIT_ASSIGN(const Bytes good, p.out->expose(patterned(bed, {64})));
   const Segment s = run_of(0, 0, 64);
   for (std::size_t cut = 0; cut < good.size(); ++cut)
-    REFIT_MUST(!p.in->request(BucketId(1), kSource, std::span(good).first(cut), {&s, 1}).ok(), "a truncated descriptor was accepted");
+    REFIT_MUST(!p.in->request(BucketId(1), kSource, std::span(good).first(cut), {&s, 1}).ok(),
+               "a truncated descriptor was accepted");
   for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
     Bytes bad = good;
     bad[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
-    REFIT_MUST(!p.in->request(BucketId(1), kSource, bad, {&s, 1}).ok(), "a flipped bit was accepted at " + std::to_string(bit));
+    REFIT_MUST(!p.in->request(BucketId(1), kSource, bad, {&s, 1}).ok(),
+               "a flipped bit was accepted at " + std::to_string(bit));
   }
   const std::int64_t max = std::numeric_limits<std::int64_t>::max();
-  const std::vector<Segment> outside{run_of(0, 0, 65), run_of(0, -1, 2), run_of(0, max, 1), run_of(1, 0, 1), {0, 0, 1, {65}, {1}}, {0, 63, 1, {2}, {-64}},
-                                     {0, 0, 1, {2}, {max}}, {0, 0, 1, {-1}, {1}}, {0, 0, 1, {1, 2}, {1}}, run_of(0, 0, -1), {0, 0, max, {max}, {1}}};
+  const std::vector<Segment> outside{run_of(0, 0, 65),      run_of(0, -1, 2),       run_of(0, max, 1),
+                                     run_of(1, 0, 1),       {0, 0, 1, {65}, {1}},   {0, 63, 1, {2}, {-64}},
+                                     {0, 0, 1, {2}, {max}}, {0, 0, 1, {-1}, {1}},   {0, 0, 1, {1, 2}, {1}},
+                                     run_of(0, 0, -1),      {0, 0, max, {max}, {1}}};
   for (const Segment& bad : outside) {
     const auto asked = p.in->request(BucketId(1), kSource, good, {&bad, 1});
     REFIT_MUST(!asked.ok() && asked.error().code == Code::kInvalid, "a segment outside its region was accepted");
   }
-  REFIT_MUST(err(p.in->request(BucketId(1), 99, good, {&s, 1})).code == Code::kInvalid, "an unknown sender was accepted");
+  REFIT_MUST(err(p.in->request(BucketId(1), 99, good, {&s, 1})).code == Code::kInvalid,
+             "an unknown sender was accepted");
   return read_one(p, 1, good, {s});
 }
 
@@ -301,7 +314,7 @@ inline Status pull_dead_source(Bed& bed) {
     REFIT_TRY(p.source->shutdown(p.patience()));
     const auto lease = p.in->next(p.patience());
     REFIT_MUST(!lease.ok() && lease.error().code == Code::kPeerLost && lease.error().peer == "source:0.0",
-              "a dead source must be named, got " + (lease.ok() ? "a lease" : lease.error().to_string()));
+               "a dead source must be named, got " + (lease.ok() ? "a lease" : lease.error().to_string()));
     const auto done = drain(*p.in);
     REFIT_MUST(done.size() == 1 && done[0].error, "the request fails with its source");
     REFIT_MUST(!p.target->reach(p.of_target[0], p.patience()).ok(), "a dead source is out of reach");
@@ -343,19 +356,31 @@ inline Status pull_flat_over_rounds(Bed& bed) {
     REFIT_TRY(p.open());
   }
   REFIT_TRY(p.close());
-  REFIT_MUST(open_descriptors() <= fds, "descriptors grow: " + std::to_string(fds) + " to " + std::to_string(open_descriptors()));
+  REFIT_MUST(open_descriptors() <= fds,
+             "descriptors grow: " + std::to_string(fds) + " to " + std::to_string(open_descriptors()));
   REFIT_MUST(live_threads() <= threads, "threads grow");
   // The allocator may still map a few areas of its own; 190 rounds would show as 190.
-  REFIT_MUST(mapped_areas() <= areas + 40, "mappings grow: " + std::to_string(areas) + " to " + std::to_string(mapped_areas()));
+  REFIT_MUST(mapped_areas() <= areas + 40,
+             "mappings grow: " + std::to_string(areas) + " to " + std::to_string(mapped_areas()));
   return {};
 }
 
 inline std::vector<Check> pull_checks() {
-  return {{"sizes", pull_sizes}, {"strided", pull_strided}, {"many_outstanding", pull_many_outstanding}, {"both_directions", pull_both_directions},
-          {"lend_completes_once", pull_lend_completes_once}, {"abort_with_pending", pull_abort_with_pending}, {"close_with_pending", pull_close_with_pending},
-          {"abort_wakes_next", pull_abort_wakes_next, true}, {"deadline_holds", pull_deadline_holds}, {"stale_epoch", pull_stale_epoch},
-          {"foreign_descriptors", pull_foreign_descriptors}, {"hostile_bytes", pull_hostile_bytes}, {"dead_source", pull_dead_source},
-          {"private_memory", pull_private_memory}, {"flat_over_rounds", pull_flat_over_rounds}};
+  return {{"sizes", pull_sizes},
+          {"strided", pull_strided},
+          {"many_outstanding", pull_many_outstanding},
+          {"both_directions", pull_both_directions},
+          {"lend_completes_once", pull_lend_completes_once},
+          {"abort_with_pending", pull_abort_with_pending},
+          {"close_with_pending", pull_close_with_pending},
+          {"abort_wakes_next", pull_abort_wakes_next, true},
+          {"deadline_holds", pull_deadline_holds},
+          {"stale_epoch", pull_stale_epoch},
+          {"foreign_descriptors", pull_foreign_descriptors},
+          {"hostile_bytes", pull_hostile_bytes},
+          {"dead_source", pull_dead_source},
+          {"private_memory", pull_private_memory},
+          {"flat_over_rounds", pull_flat_over_rounds}};
 }
 
 }  // namespace refit::conformance

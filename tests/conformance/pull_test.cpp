@@ -8,7 +8,8 @@ namespace {
 class Pull : public testing::TestWithParam<Param> {};
 TEST_P(Pull, Holds) { run_check(GetParam()); }
 
-INSTANTIATE_TEST_SUITE_P(loopback, Pull, testing::ValuesIn(params("loopback", make_bed<NamedBed>("loopback"), pull_checks())), name_of);
+INSTANTIATE_TEST_SUITE_P(loopback, Pull,
+                         testing::ValuesIn(params("loopback", make_bed<NamedBed>("loopback"), pull_checks())), name_of);
 INSTANTIATE_TEST_SUITE_P(sim, Pull, testing::ValuesIn(params("sim", make_bed<SimBed>(), pull_checks())), name_of);
 INSTANTIATE_TEST_SUITE_P(shm, Pull, testing::ValuesIn(params("shm", make_bed<ShmBed>(), pull_checks())), name_of);
 

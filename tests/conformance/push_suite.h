@@ -41,7 +41,8 @@ struct PushPair : Pair {
 };
 
 inline constexpr std::uint32_t kToTarget[] = {kTarget}, kToSource[] = {kSource};
-inline Result<std::uint64_t> post_one(PushLane& lane, std::uint32_t bucket, const Bytes& bytes, std::span<const std::uint32_t> to = kToTarget) {
+inline Result<std::uint64_t> post_one(PushLane& lane, std::uint32_t bucket, const Bytes& bytes,
+                                      std::span<const std::uint32_t> to = kToTarget) {
   const std::span<const std::byte> part = bytes;
   return lane.post(BucketId(bucket), {&part, 1}, to);
 }
@@ -68,13 +69,15 @@ inline Status push_sizes(Bed& bed) {
     REFIT_TRY(p.out->post(BucketId(b), parts, kToTarget));
     REFIT_ASSIGN(const Lease lease, p.in->next(p.patience()));
     REFIT_MUST(lease.bucket().value == b && lease.sender() == kSource, "lease of another bucket");
-    REFIT_MUST(std::equal(lease.packed().begin(), lease.packed().end(), sent[b].begin(), sent[b].end()), "bytes differ");
+    REFIT_MUST(std::equal(lease.packed().begin(), lease.packed().end(), sent[b].begin(), sent[b].end()),
+               "bytes differ");
   }
   const auto done = p.completions(*p.out, sizes.size());
   REFIT_MUST(done.size() == sizes.size(), "not every post completed");
   for (const Completion& c : done) REFIT_MUST(!c.error && c.member == kTarget, "a post failed");
   REFIT_MUST(err(p.in->next(Deadline::after_ns(1'000'000))).code == Code::kTimeout, "more leases than posts");
-  for (std::size_t b = 0; b < sizes.size(); ++b) REFIT_MUST(sent[b] == payload(sizes[b], static_cast<std::uint32_t>(b)), "the sender's bytes changed");
+  for (std::size_t b = 0; b < sizes.size(); ++b)
+    REFIT_MUST(sent[b] == payload(sizes[b], static_cast<std::uint32_t>(b)), "the sender's bytes changed");
   return p.close();
 }
 
@@ -102,7 +105,8 @@ inline Status push_many_outstanding(Bed& bed) {
     REFIT_ASSIGN(const Lease lease, p.in->next(p.patience()));
     const std::uint32_t b = lease.bucket().value;
     REFIT_MUST(b < kBuckets && seen[b]++ == 0, "bucket arrived twice");
-    REFIT_MUST(std::equal(lease.packed().begin(), lease.packed().end(), sent[b].begin(), sent[b].end()), "bytes differ");
+    REFIT_MUST(std::equal(lease.packed().begin(), lease.packed().end(), sent[b].begin(), sent[b].end()),
+               "bytes differ");
   }
   const auto done = p.completions(*p.out, kBuckets);
   for (const Completion& c : done) REFIT_MUST(!c.error && owed[c.ticket]-- == 1, "failed or completed twice");
@@ -120,7 +124,8 @@ inline Status push_bounded_staging(Bed& bed) {
   {
     REFIT_ASSIGN(const Lease held, p.in->next(p.patience()));
     REFIT_MUST(p.completions(*p.out, 1).size() == 1, "the first post completes");
-    REFIT_MUST(err(p.in->next(Deadline::after_ns(20'000'000))).code == Code::kTimeout, "staging is full while the lease is held");
+    REFIT_MUST(err(p.in->next(Deadline::after_ns(20'000'000))).code == Code::kTimeout,
+               "staging is full while the lease is held");
     REFIT_MUST(drain(*p.out).empty(), "the second post was completed without room for it");
   }
   REFIT_TRY(p.in->next(p.patience()));
@@ -138,7 +143,8 @@ inline Status push_both_directions(Bed& bed) {
   REFIT_ASSIGN(const Lease a, p.in->next(p.patience()));
   REFIT_ASSIGN(const Lease b, p.out->next(p.patience()));
   REFIT_MUST(std::equal(a.packed().begin(), a.packed().end(), there.begin(), there.end()), "bytes differ");
-  REFIT_MUST(std::equal(b.packed().begin(), b.packed().end(), back.begin(), back.end()), "bytes differ on the way back");
+  REFIT_MUST(std::equal(b.packed().begin(), b.packed().end(), back.begin(), back.end()),
+             "bytes differ on the way back");
   return p.close();
 }
 
@@ -160,7 +166,8 @@ inline Status push_abort_with_pending(Bed& bed) {
   const Expected expected[] = {{BucketId(0), kSource, 100}};
   REFIT_TRY(p.in->expect(expected));
   const auto lease = p.in->next(p.patience());
-  REFIT_MUST(!lease.ok() && lease.error().peer == "source:0.0" && lease.error().bucket == "0", "peer and bucket must be named");
+  REFIT_MUST(!lease.ok() && lease.error().peer == "source:0.0" && lease.error().bucket == "0",
+             "peer and bucket must be named");
   REFIT_TRY(p.in->close(p.patience()));
   REFIT_TRY(p.open());
   REFIT_TRY(p.in->expect(expected));
@@ -176,7 +183,8 @@ inline Status push_close_with_pending(Bed& bed) {
   REFIT_TRY(p.out->close(p.patience()));
   REFIT_TRY(p.out->close(p.patience()));
   const auto done = drain(*p.out);
-  REFIT_MUST(done.size() == 5 && done[0].error && done[0].error->code == Code::kCancelled, "close must complete what is open");
+  REFIT_MUST(done.size() == 5 && done[0].error && done[0].error->code == Code::kCancelled,
+             "close must complete what is open");
   REFIT_MUST(err(post_one(*p.out, 9, bytes)).code == Code::kCancelled, "a closed lane is refused");
   return {};
 }
@@ -199,7 +207,8 @@ inline Status push_silent_peer(Bed& bed) {
   const Expected expected[] = {{BucketId(1), kSource, 10}};
   REFIT_TRY(p.in->expect(expected));
   const std::int64_t start = monotonic_ns();
-  for (int i = 0; i < 3; ++i) REFIT_MUST(err(p.in->next(Deadline::after_ns(20'000'000))).code == Code::kTimeout, "nothing was sent");
+  for (int i = 0; i < 3; ++i)
+    REFIT_MUST(err(p.in->next(Deadline::after_ns(20'000'000))).code == Code::kTimeout, "nothing was sent");
   REFIT_MUST(monotonic_ns() - start < static_cast<std::int64_t>(bed.slack_s * 1e9), "deadline overrun");
   const Bytes bytes = payload(10, 1);
   REFIT_TRY(post_one(*p.out, 1, bytes));
@@ -218,7 +227,8 @@ inline Status push_dead_peer(Bed& bed) {
     REFIT_TRY(p.source->shutdown(p.patience()));
     REFIT_TRY(p.in->next(p.patience()));  // what arrived is good
     const auto lease = p.in->next(p.patience());
-    REFIT_MUST(!lease.ok() && lease.error().code == Code::kPeerLost && lease.error().peer == "source:0.0" && lease.error().bucket == "2",
+    REFIT_MUST(!lease.ok() && lease.error().code == Code::kPeerLost && lease.error().peer == "source:0.0" &&
+                   lease.error().bucket == "2",
                "the dead sender and the bucket must be named");
     REFIT_MUST(!p.target->reach(p.of_target[0], p.patience()).ok(), "a dead peer is out of reach");
   }
@@ -230,7 +240,8 @@ inline Status push_dead_peer(Bed& bed) {
   const auto done = p.completions(*p.out, 2);
   REFIT_MUST(done.size() == 2, "posts to a dead recipient complete");
   for (const Completion& c : done)
-    REFIT_MUST(c.error && c.error->code == Code::kPeerLost && c.error->peer == "target:0.0", "the dead recipient must be named");
+    REFIT_MUST(c.error && c.error->code == Code::kPeerLost && c.error->peer == "target:0.0",
+               "the dead recipient must be named");
   return {};
 }
 
@@ -265,7 +276,8 @@ inline Status push_refuses_wrong_calls(Bed& bed) {
   REFIT_MUST(err(post_one(*p.out, 1, bytes, twice)).code == Code::kInvalid, "a recipient named twice");
   REFIT_MUST(err(post_one(*p.out, 1, bytes, {})).code == Code::kInvalid, "no recipient");
   REFIT_MUST(err(p.in->next(Deadline::after_ns(0))).code == Code::kInvalid, "next before expect");
-  const Expected unknown[] = {{BucketId(1), 99, 1}}, double_bucket[] = {{BucketId(1), kSource, 1}, {BucketId(1), kSource, 1}};
+  const Expected unknown[] = {{BucketId(1), 99, 1}},
+                 double_bucket[] = {{BucketId(1), kSource, 1}, {BucketId(1), kSource, 1}};
   REFIT_MUST(err(p.in->expect(unknown)).code == Code::kInvalid, "an unknown sender");
   REFIT_MUST(err(p.in->expect(double_bucket)).code == Code::kInvalid, "a bucket expected twice");
   const Expected small[] = {{BucketId(1), kSource, 99}, {BucketId(2), kSource, 10}};
@@ -279,7 +291,8 @@ inline Status push_refuses_wrong_calls(Bed& bed) {
   done = p.completions(*p.out, 1);
   REFIT_MUST(done.size() == 1 && done[0].error, "an oversized bucket fails at its sender");
   const auto lease = p.in->next(p.patience());
-  REFIT_MUST(!lease.ok() && lease.error().code == Code::kCorrupt && lease.error().peer == "source:0.0", "and at its receiver, naming it");
+  REFIT_MUST(!lease.ok() && lease.error().code == Code::kCorrupt && lease.error().peer == "source:0.0",
+             "and at its receiver, naming it");
   return {};
 }
 
@@ -302,10 +315,18 @@ inline Status push_flat_over_rounds(Bed& bed) {
 }
 
 inline std::vector<Check> push_checks() {
-  return {{"sizes", push_sizes}, {"many_outstanding", push_many_outstanding}, {"bounded_staging", push_bounded_staging},
-          {"both_directions", push_both_directions}, {"abort_with_pending", push_abort_with_pending}, {"close_with_pending", push_close_with_pending},
-          {"abort_wakes_next", push_abort_wakes_next, true}, {"silent_peer", push_silent_peer}, {"dead_peer", push_dead_peer},
-          {"foreign_lanes", push_foreign_lanes}, {"refuses_wrong_calls", push_refuses_wrong_calls}, {"flat_over_rounds", push_flat_over_rounds}};
+  return {{"sizes", push_sizes},
+          {"many_outstanding", push_many_outstanding},
+          {"bounded_staging", push_bounded_staging},
+          {"both_directions", push_both_directions},
+          {"abort_with_pending", push_abort_with_pending},
+          {"close_with_pending", push_close_with_pending},
+          {"abort_wakes_next", push_abort_wakes_next, true},
+          {"silent_peer", push_silent_peer},
+          {"dead_peer", push_dead_peer},
+          {"foreign_lanes", push_foreign_lanes},
+          {"refuses_wrong_calls", push_refuses_wrong_calls},
+          {"flat_over_rounds", push_flat_over_rounds}};
 }
 
 }  // namespace refit::conformance

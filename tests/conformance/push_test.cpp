@@ -8,7 +8,8 @@ namespace {
 class Push : public testing::TestWithParam<Param> {};
 TEST_P(Push, Holds) { run_check(GetParam()); }
 
-INSTANTIATE_TEST_SUITE_P(loopback, Push, testing::ValuesIn(params("loopback", make_bed<NamedBed>("loopback"), push_checks())), name_of);
+INSTANTIATE_TEST_SUITE_P(loopback, Push,
+                         testing::ValuesIn(params("loopback", make_bed<NamedBed>("loopback"), push_checks())), name_of);
 INSTANTIATE_TEST_SUITE_P(sim, Push, testing::ValuesIn(params("sim", make_bed<SimBed>(), push_checks())), name_of);
 
 }  // namespace

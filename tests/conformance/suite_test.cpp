@@ -35,15 +35,18 @@ void expect_noticed(const std::vector<Check>& checks, std::initializer_list<Faul
 }
 
 TEST(Suite, PushNoticesBrokenMovers) {
-  expect_noticed(push_checks(), {Fault::kDrop, Fault::kLoseCompletion, Fault::kRepeat, Fault::kRepeatCompletion, Fault::kMixUp, Fault::kCorrupt,
-                                 Fault::kEarly, Fault::kForgetError, Fault::kIgnoreIdentity, Fault::kHideLoss, Fault::kOverrun});
+  expect_noticed(push_checks(), {Fault::kDrop, Fault::kLoseCompletion, Fault::kRepeat, Fault::kRepeatCompletion,
+                                 Fault::kMixUp, Fault::kCorrupt, Fault::kEarly, Fault::kForgetError,
+                                 Fault::kIgnoreIdentity, Fault::kHideLoss, Fault::kOverrun});
 }
 TEST(Suite, PullNoticesBrokenMovers) {
-  expect_noticed(pull_checks(), {Fault::kDrop, Fault::kLoseCompletion, Fault::kRepeat, Fault::kRepeatCompletion, Fault::kMixUp, Fault::kCorrupt,
-                                 Fault::kEarly, Fault::kForgetError, Fault::kIgnoreEpoch, Fault::kIgnoreIdentity, Fault::kHideLoss, Fault::kOverrun});
+  expect_noticed(pull_checks(), {Fault::kDrop, Fault::kLoseCompletion, Fault::kRepeat, Fault::kRepeatCompletion,
+                                 Fault::kMixUp, Fault::kCorrupt, Fault::kEarly, Fault::kForgetError,
+                                 Fault::kIgnoreEpoch, Fault::kIgnoreIdentity, Fault::kHideLoss, Fault::kOverrun});
 }
 TEST(Suite, ControlNoticesBrokenMovers) {
-  expect_noticed(control_checks(), {Fault::kDrop, Fault::kRepeat, Fault::kMixUp, Fault::kCorrupt, Fault::kForgetError, Fault::kHideLoss, Fault::kOverrun});
+  expect_noticed(control_checks(), {Fault::kDrop, Fault::kRepeat, Fault::kMixUp, Fault::kCorrupt, Fault::kForgetError,
+                                    Fault::kHideLoss, Fault::kOverrun});
 }
 
 }  // namespace

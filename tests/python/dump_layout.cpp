@@ -26,7 +26,11 @@ int main(int argc, char** argv) {
     for (const auto& h : rank->holdings) {
       json box = json::array();
       for (const Interval& i : h.box) box.push_back({i.lo, i.hi});
-      holdings.push_back({{"tensor", tensors[h.tensor.value].name}, {"view", h.view.radices}, {"box", box}, {"offset", h.offset}, {"strides", h.strides}});
+      holdings.push_back({{"tensor", tensors[h.tensor.value].name},
+                          {"view", h.view.radices},
+                          {"box", box},
+                          {"offset", h.offset},
+                          {"strides", h.strides}});
     }
     for (const auto& p : rank->parameters) parameters[p.name] = {{"shape", p.shape}, {"offset", p.offset}};
     out["ranks"].push_back({{"bytes", rank->buffers[0].bytes}, {"holdings", holdings}, {"parameters", parameters}});

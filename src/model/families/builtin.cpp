@@ -40,18 +40,24 @@ Result<std::string> builtin_config(std::string_view name) {
   if (at != std::string_view::npos) {
     const std::string_view option = name.substr(at + 1);
     const auto number = option.starts_with("layers=") ? parse_number(option.substr(7)) : std::nullopt;
-    if (!number || *number < 1) return Error(Code::kInvalid, "model '" + std::string(name) + "': after @ only layers=N with N ≥ 1 is understood");
+    if (!number || *number < 1)
+      return Error(Code::kInvalid, "model '" + std::string(name) + "': after @ only layers=N with N ≥ 1 is understood");
     layers = *number;
   }
   std::string known;
   for (const Builtin& b : kBuiltins) {
     known += (known.empty() ? "" : ", ") + std::string(b.name);
     if (b.name != name.substr(0, at)) continue;
-    nlohmann::json config{{"model_type", b.type},           {"hidden_size", b.hidden},
-                          {"num_attention_heads", b.heads}, {"num_hidden_layers", layers > 0 ? layers : b.layers},
-                          {"num_key_value_heads", b.kv_heads}, {"head_dim", b.head_dim},
-                          {"intermediate_size", b.intermediate}, {"vocab_size", b.vocabulary},
-                          {"tie_word_embeddings", b.tied},  {"torch_dtype", "bfloat16"}};
+    nlohmann::json config{{"model_type", b.type},
+                          {"hidden_size", b.hidden},
+                          {"num_attention_heads", b.heads},
+                          {"num_hidden_layers", layers > 0 ? layers : b.layers},
+                          {"num_key_value_heads", b.kv_heads},
+                          {"head_dim", b.head_dim},
+                          {"intermediate_size", b.intermediate},
+                          {"vocab_size", b.vocabulary},
+                          {"tie_word_embeddings", b.tied},
+                          {"torch_dtype", "bfloat16"}};
     for (const Family* f : families())
       if (f->name == b.type) config["architectures"] = {f->architecture};
     if (b.experts > 0) {

@@ -11,7 +11,9 @@ using nlohmann::json;
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxTensors = 4'000'000;
 
-Error bad(std::string_view key, const std::string& what) { return Error(Code::kInvalid, "config.json: " + std::string(key) + " " + what); }
+Error bad(std::string_view key, const std::string& what) {
+  return Error(Code::kInvalid, "config.json: " + std::string(key) + " " + what);
+}
 
 std::string short_text(const json& value) {
   std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -35,20 +37,24 @@ Result<std::int64_t> integer(const json& value, std::string_view key, std::int64
 Result<const Family*> family_of(const json& config) {
   std::string type, names;
   if (given(config, "model_type")) {
-    if (!config["model_type"].is_string()) return bad("model_type", "must be a string, not " + short_text(config["model_type"]));
+    if (!config["model_type"].is_string())
+      return bad("model_type", "must be a string, not " + short_text(config["model_type"]));
     type = config["model_type"].get<std::string>();
   }
-  const bool lists = given(config, "architectures") && config["architectures"].is_array() && config["architectures"].size() == 1 && config["architectures"][0].is_string();
+  const bool lists = given(config, "architectures") && config["architectures"].is_array() &&
+                     config["architectures"].size() == 1 && config["architectures"][0].is_string();
   const std::string architecture = lists ? config["architectures"][0].get<std::string>() : "";
   if (type.empty() && architecture.empty()) return bad("model_type", "is missing");
   for (const Family* f : families()) {
     names += (names.empty() ? "" : ", ") + std::string(f->name);
     if (type.empty() ? architecture != f->architecture : type != f->name) continue;
     if (!architecture.empty() && architecture != f->architecture)
-      return Error(Code::kUnsupported, "config.json: architectures names " + architecture + "; of model_type " + type + " only " + std::string(f->architecture) + " is built");
+      return Error(Code::kUnsupported, "config.json: architectures names " + architecture + "; of model_type " + type +
+                                           " only " + std::string(f->architecture) + " is built");
     return f;
   }
-  return Error(Code::kUnsupported, "config.json: no rules for model_type '" + (type.empty() ? architecture : type) + "' (built: " + names + "); explicit layout files work for any model");
+  return Error(Code::kUnsupported, "config.json: no rules for model_type '" + (type.empty() ? architecture : type) +
+                                       "' (built: " + names + "); explicit layout files work for any model");
 }
 
 Status read_sizes(const json& config, const Family& family, ModelConfig& out, json& kept) {
@@ -63,7 +69,9 @@ Status read_sizes(const json& config, const Family& family, ModelConfig& out, js
       REFIT_ASSIGN(value, evaluate_term(parts[0], out.symbols));
       if (parts.size() > 1) {
         const std::int64_t divisor = out.size(parts[1]);
-        if (value % divisor != 0) return bad(k.key, "is missing, and hidden_size " + std::to_string(value) + " does not divide by num_attention_heads " + std::to_string(divisor));
+        if (value % divisor != 0)
+          return bad(k.key, "is missing, and hidden_size " + std::to_string(value) +
+                                " does not divide by num_attention_heads " + std::to_string(divisor));
         value /= divisor;
       }
     }
@@ -71,7 +79,9 @@ Status read_sizes(const json& config, const Family& family, ModelConfig& out, js
     kept[std::string(k.key)] = value;
   }
   const std::int64_t q = out.size("Hq"), kv = out.size("Hkv");
-  if (q % kv != 0) return bad("num_attention_heads", std::to_string(q) + " is no multiple of num_key_value_heads " + std::to_string(kv));
+  if (q % kv != 0)
+    return bad("num_attention_heads",
+               std::to_string(q) + " is no multiple of num_key_value_heads " + std::to_string(kv));
   out.symbols.emplace("qpg", q / kv);
   return {};
 }
@@ -102,7 +112,8 @@ Status read_experts(const json& config, ModelConfig& out, json& kept) {
     if (!list.is_array()) return bad("mlp_only_layers", "must be a list, not " + short_text(list));
     for (const json& entry : list) {
       REFIT_ASSIGN(const std::int64_t layer, integer(entry, "mlp_only_layers", 0));
-      if (static_cast<std::size_t>(layer) >= out.moe.size()) continue;  // a shortened model keeps the list of the long one
+      if (static_cast<std::size_t>(layer) >= out.moe.size())
+        continue;  // a shortened model keeps the list of the long one
       out.moe[static_cast<std::size_t>(layer)] = false;
       dense.push_back(layer);
     }
@@ -113,7 +124,8 @@ Status read_experts(const json& config, ModelConfig& out, json& kept) {
 }
 
 Status read_dtype(const json& config, ModelConfig& out, json& kept) {
-  static constexpr std::pair<std::string_view, DType> kNames[] = {{"bfloat16", DType::kBF16}, {"float16", DType::kF16}, {"float32", DType::kF32}};
+  static constexpr std::pair<std::string_view, DType> kNames[] = {
+      {"bfloat16", DType::kBF16}, {"float16", DType::kF16}, {"float32", DType::kF32}};
   const char* key = given(config, "dtype") ? "dtype" : "torch_dtype";
   std::string_view name = "bfloat16";
   if (given(config, key)) {
@@ -136,16 +148,20 @@ Status check_counts(const ModelConfig& config) {
     if (!config.active(row)) continue;
     const bool per_expert = row.kind == Kind::kExpertGateUp || row.kind == Kind::kExpertDown;
     const auto layers = row.where == Where::kModel ? 1 : config.size("L");
-    const auto all = checked_mul(checked_mul(layers, static_cast<std::int64_t>(row.members.size())).value_or(kMaxTensors + 1), per_expert ? config.size("E") : 1);
+    const auto all =
+        checked_mul(checked_mul(layers, static_cast<std::int64_t>(row.members.size())).value_or(kMaxTensors + 1),
+                    per_expert ? config.size("E") : 1);
     tensors += std::min(all.value_or(kMaxTensors + 1), kMaxTensors + 1);
     for (const Member& m : row.members) {
       REFIT_ASSIGN(const Dims shape, evaluate_terms(m.shape, config.symbols));
       const auto elements = checked_extent_product(shape);
-      if (!elements || !checked_mul(*elements, 16)) return Error(Code::kInvalid, "config.json: the sizes make " + std::string(m.name) + " pass 2^63 bytes");
+      if (!elements || !checked_mul(*elements, 16))
+        return Error(Code::kInvalid, "config.json: the sizes make " + std::string(m.name) + " pass 2^63 bytes");
     }
   }
   if (tensors > kMaxTensors)
-    return bad("num_hidden_layers", std::to_string(config.size("L")) + " makes more than " + std::to_string(kMaxTensors) + " tensors");
+    return bad("num_hidden_layers",
+               std::to_string(config.size("L")) + " makes more than " + std::to_string(kMaxTensors) + " tensors");
   return {};
 }
 
@@ -165,7 +181,8 @@ std::vector<std::int64_t> ModelConfig::layers(const Row& row) const {
   if (row.where == Where::kModel) return {-1};
   std::vector<std::int64_t> out;
   for (std::size_t i = 0; i < moe.size(); ++i)
-    if (row.where == Where::kEveryLayer || moe[i] == (row.where == Where::kMoeLayer)) out.push_back(static_cast<std::int64_t>(i));
+    if (row.where == Where::kEveryLayer || moe[i] == (row.where == Where::kMoeLayer))
+      out.push_back(static_cast<std::int64_t>(i));
   return out;
 }
 
@@ -176,7 +193,8 @@ Result<ModelConfig> read_config(std::string_view config_json) {
   const json config = json::parse(config_json, nullptr, false);
   if (config.is_discarded() || !config.is_object()) return Error(Code::kInvalid, "config.json is not a JSON object");
   if (given(config, "quantization_config"))
-    return Error(Code::kUnsupported, "config.json: quantization_config is set; rules describe unquantised checkpoints only");
+    return Error(Code::kUnsupported,
+                 "config.json: quantization_config is set; rules describe unquantised checkpoints only");
   ModelConfig out;
   REFIT_ASSIGN(out.family, family_of(config));
   json kept{{"model_type", out.family->name}};

@@ -52,9 +52,9 @@ struct ConfigFlag {
 };
 
 struct Family {
-  std::string_view name;          // and model_type
+  std::string_view name;               // and model_type
   std::string_view architecture = {};  // of config.json
-  bool experts = false;           // reads mlp_only_layers and decoder_sparse_step
+  bool experts = false;                // reads mlp_only_layers and decoder_sparse_step
   std::vector<ConfigKey> sizes = {};
   std::vector<ConfigFlag> flags = {};
   std::vector<Row> rows = {};

@@ -7,13 +7,19 @@
 namespace refit::model::rows {
 
 std::vector<ConfigKey> dense_sizes() {
-  return {{"hidden_size", "H", ""},           {"num_hidden_layers", "L", ""}, {"num_attention_heads", "Hq", ""}, {"num_key_value_heads", "Hkv", "Hq"},
-          {"head_dim", "hd", "H/Hq"},         {"vocab_size", "V", ""},        {"intermediate_size", "I", ""}};
+  return {{"hidden_size", "H", ""},          {"num_hidden_layers", "L", ""},
+          {"num_attention_heads", "Hq", ""}, {"num_key_value_heads", "Hkv", "Hq"},
+          {"head_dim", "hd", "H/Hq"},        {"vocab_size", "V", ""},
+          {"intermediate_size", "I", ""}};
 }
 
-Row embedding() { return {.kind = Kind::kVocabulary, .members = {{kEmbedding, "V,H"}}, .megatron = "embedding.word_embeddings.weight"}; }
+Row embedding() {
+  return {.kind = Kind::kVocabulary, .members = {{kEmbedding, "V,H"}}, .megatron = "embedding.word_embeddings.weight"};
+}
 Row final_norm() { return {.members = {{"model.norm.weight", "H"}}, .megatron = "decoder.final_layernorm.weight"}; }
-Row head() { return {.kind = Kind::kVocabulary, .when = "!tied", .members = {{kHead, "V,H"}}, .megatron = "output_layer.weight"}; }
+Row head() {
+  return {.kind = Kind::kVocabulary, .when = "!tied", .members = {{kHead, "V,H"}}, .megatron = "output_layer.weight"};
+}
 
 Row input_norm() {
   return {.where = Where::kEveryLayer,
@@ -26,13 +32,17 @@ Row qkv(std::string_view when, bool bias) {
     return {.kind = Kind::kQkv,
             .where = Where::kEveryLayer,
             .when = when,
-            .members = {{REFIT_LAYER "self_attn.q_proj.bias", "Hq*hd"}, {REFIT_LAYER "self_attn.k_proj.bias", "Hkv*hd"}, {REFIT_LAYER "self_attn.v_proj.bias", "Hkv*hd"}},
+            .members = {{REFIT_LAYER "self_attn.q_proj.bias", "Hq*hd"},
+                        {REFIT_LAYER "self_attn.k_proj.bias", "Hkv*hd"},
+                        {REFIT_LAYER "self_attn.v_proj.bias", "Hkv*hd"}},
             .engine = REFIT_LAYER "self_attn.qkv_proj.bias",
             .megatron = REFIT_DECODER "self_attention.linear_qkv.bias"};
   return {.kind = Kind::kQkv,
           .where = Where::kEveryLayer,
           .when = when,
-          .members = {{REFIT_LAYER "self_attn.q_proj.weight", "Hq*hd,H"}, {REFIT_LAYER "self_attn.k_proj.weight", "Hkv*hd,H"}, {REFIT_LAYER "self_attn.v_proj.weight", "Hkv*hd,H"}},
+          .members = {{REFIT_LAYER "self_attn.q_proj.weight", "Hq*hd,H"},
+                      {REFIT_LAYER "self_attn.k_proj.weight", "Hkv*hd,H"},
+                      {REFIT_LAYER "self_attn.v_proj.weight", "Hkv*hd,H"}},
           .engine = REFIT_LAYER "self_attn.qkv_proj.weight",
           .megatron = REFIT_DECODER "self_attention.linear_qkv.weight"};
 }
@@ -48,13 +58,15 @@ Row head_norm(std::string_view which) {
   const bool q = which == "q";
   return {.where = Where::kEveryLayer,
           .members = {{q ? REFIT_LAYER "self_attn.q_norm.weight" : REFIT_LAYER "self_attn.k_norm.weight", "hd"}},
-          .megatron = q ? REFIT_DECODER "self_attention.q_layernorm.weight" : REFIT_DECODER "self_attention.k_layernorm.weight"};
+          .megatron = q ? REFIT_DECODER "self_attention.q_layernorm.weight"
+                        : REFIT_DECODER "self_attention.k_layernorm.weight"};
 }
 
 Row post_attention_norm(Where where) {
   return {.where = where,
           .members = {{REFIT_LAYER "post_attention_layernorm.weight", "H"}},
-          .megatron = where == Where::kMoeLayer ? REFIT_DECODER "pre_mlp_layernorm.weight" : REFIT_DECODER "mlp.linear_fc1.layer_norm_weight"};
+          .megatron = where == Where::kMoeLayer ? REFIT_DECODER "pre_mlp_layernorm.weight"
+                                                : REFIT_DECODER "mlp.linear_fc1.layer_norm_weight"};
 }
 
 Row gate_up(Where where) {

@@ -9,7 +9,12 @@ namespace {
 Error wrong(const std::string& what) { return Error(Code::kInternal, "rule program: " + what); }
 
 Piece whole_piece(int member, const Dims& shape) {
-  Piece p{.member = member, .expert = -1, .view = View::trivial(shape), .box = whole(shape), .places = {}, .base = Dims(shape.size(), 0)};
+  Piece p{.member = member,
+          .expert = -1,
+          .view = View::trivial(shape),
+          .box = whole(shape),
+          .places = {},
+          .base = Dims(shape.size(), 0)};
   for (std::size_t a = 0; a < shape.size(); ++a) p.places.push_back({static_cast<int>(a), 1});
   return p;
 }
@@ -23,7 +28,8 @@ std::int64_t span_of(const Piece& p, const std::vector<std::size_t>& order, std:
 
 // Boxes of `p` whose index on the cut axis lies in `keep`; `start` is the index of the first element so far. Steps nest
 // (a step is at least the span of the factors inside it), so each factor adds at most two partial edges.
-void keep_interval(const Piece& p, const std::vector<std::size_t>& order, std::size_t k, std::int64_t start, Interval keep, std::vector<Piece>& out) {
+void keep_interval(const Piece& p, const std::vector<std::size_t>& order, std::size_t k, std::int64_t start,
+                   Interval keep, std::vector<Piece>& out) {
   if (k == order.size()) {
     if (start >= keep.lo && start < keep.hi) out.push_back(p);
     return;
@@ -88,7 +94,8 @@ Status factor(Arrangement& array, int axis, const Dims& radices) {
 Status append(Arrangement& into, Arrangement&& next, int axis) {
   const auto a = static_cast<std::size_t>(axis);
   for (std::size_t i = 0; i < into.shape.size(); ++i)
-    if (next.shape.size() != into.shape.size() || (i != a && next.shape[i] != into.shape[i])) return wrong("concat of different shapes");
+    if (next.shape.size() != into.shape.size() || (i != a && next.shape[i] != into.shape[i]))
+      return wrong("concat of different shapes");
   for (Piece& p : next.pieces) {
     p.base[a] += into.shape[a];
     into.pieces.push_back(std::move(p));
@@ -117,7 +124,8 @@ Result<Arrangement> interleave_all(std::vector<Arrangement> arrays, int axis) {
   out.shape[a] = groups * total;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     for (Piece& p : arrays[i].pieces) {
-      if (p.view.radices.at(a).size() < 2 || p.view.radices[a][0] != groups) return wrong("interleave needs one outer factor");
+      if (p.view.radices.at(a).size() < 2 || p.view.radices[a][0] != groups)
+        return wrong("interleave needs one outer factor");
       for (Piece::Place& place : p.places)
         if (place.axis == axis && place.step == slices[i]) {
           place.step = total;
@@ -169,11 +177,13 @@ Status permute(Arrangement& array, const Dims& order) {
 }
 
 Status squeeze(Arrangement& array, int axis) {
-  if (array.shape[static_cast<std::size_t>(axis)] != 1) return Error(Code::kInvalid, "axis " + std::to_string(axis) + " to squeeze is longer than 1");
+  if (array.shape[static_cast<std::size_t>(axis)] != 1)
+    return Error(Code::kInvalid, "axis " + std::to_string(axis) + " to squeeze is longer than 1");
   array.shape.erase(array.shape.begin() + axis);
   for (Piece& p : array.pieces) {
     p.base.erase(p.base.begin() + axis);
-    for (Piece::Place& place : p.places) place.axis = place.axis == axis ? -1 : place.axis - (place.axis > axis ? 1 : 0);
+    for (Piece::Place& place : p.places)
+      place.axis = place.axis == axis ? -1 : place.axis - (place.axis > axis ? 1 : 0);
   }
   return {};
 }
@@ -193,8 +203,10 @@ class Machine {
   Status step(const Op& op) {
     if (op.code == OpCode::kLoad) return load(op);
     const bool joins = op.code == OpCode::kConcat || op.code == OpCode::kInterleave;
-    if (stack_.empty() || (joins && (op.count < 1 || stack_.size() < static_cast<std::size_t>(op.count)))) return wrong("takes more arrays than there are");
-    if (op.code != OpCode::kStack && static_cast<std::size_t>(op.axis) >= std::max<std::size_t>(1, top().shape.size())) return wrong("axis out of range");
+    if (stack_.empty() || (joins && (op.count < 1 || stack_.size() < static_cast<std::size_t>(op.count))))
+      return wrong("takes more arrays than there are");
+    if (op.code != OpCode::kStack && static_cast<std::size_t>(op.axis) >= std::max<std::size_t>(1, top().shape.size()))
+      return wrong("axis out of range");
     switch (op.code) {
       case OpCode::kView: {
         REFIT_ASSIGN(const Dims radices, evaluate_terms(op.term, *frame_.symbols));
@@ -205,25 +217,30 @@ class Machine {
         cut_to(top(), op.axis, keep);
         return {};
       }
-      case OpCode::kPad: return pad(op);
-      case OpCode::kConcat: return concat(op);
+      case OpCode::kPad:
+        return pad(op);
+      case OpCode::kConcat:
+        return concat(op);
       case OpCode::kInterleave: {
         REFIT_ASSIGN(Arrangement joined, interleave_all(take(op.count), op.axis));
         stack_.push_back(std::move(joined));
         return {};
       }
-      case OpCode::kStack: return stack();
+      case OpCode::kStack:
+        return stack();
       case OpCode::kPermute: {
         REFIT_ASSIGN(const Dims order, evaluate_terms(op.term, *frame_.symbols));
         return permute(top(), order);
       }
-      case OpCode::kSqueeze: return squeeze(top(), op.axis);
+      case OpCode::kSqueeze:
+        return squeeze(top(), op.axis);
       case OpCode::kCast: {
         top().cast = dtype_from_string(op.term);
         if (!top().cast) return wrong("cast to an unknown dtype");
         return {};
       }
-      case OpCode::kLoad: break;
+      case OpCode::kLoad:
+        break;
     }
     return wrong("unknown op");
   }
@@ -249,7 +266,8 @@ class Machine {
     REFIT_ASSIGN(const std::int64_t multiple, evaluate_term(op.term, *frame_.symbols));
     std::int64_t& extent = top().shape[static_cast<std::size_t>(op.axis)];
     const auto padded = multiple > 0 ? checked_mul(ceil_div(extent, multiple), multiple) : std::nullopt;
-    if (!padded) return Error(Code::kInvalid, "an axis padded to a multiple of " + std::to_string(multiple) + " passes 2^63");
+    if (!padded)
+      return Error(Code::kInvalid, "an axis padded to a multiple of " + std::to_string(multiple) + " passes 2^63");
     extent = *padded;
     return {};
   }
@@ -290,10 +308,13 @@ Result<Interval> cut_interval(const Cut& cut, std::int64_t extent, Mesh::Part pa
   switch (cut.rule) {
     case CutRule::kEven:
       if (extent % part.count != 0)
-        return Error(Code::kInvalid, "an extent of " + std::to_string(extent) + " does not divide by " + std::string(cut.over) + "=" + std::to_string(part.count));
+        return Error(Code::kInvalid, "an extent of " + std::to_string(extent) + " does not divide by " +
+                                         std::string(cut.over) + "=" + std::to_string(part.count));
       return chunk(extent / part.count);
-    case CutRule::kChunk: return chunk(ceil_div(extent, part.count));
-    case CutRule::kBlock: return chunk(ceil_div(ceil_div(extent, part.count), units) * units);
+    case CutRule::kChunk:
+      return chunk(ceil_div(extent, part.count));
+    case CutRule::kBlock:
+      return chunk(ceil_div(ceil_div(extent, part.count), units) * units);
     case CutRule::kLinear: {
       const std::int64_t base = extent / part.count, rest = extent % part.count;
       const std::int64_t lo = part.index * base + std::min(part.index, rest);
@@ -302,7 +323,8 @@ Result<Interval> cut_interval(const Cut& cut, std::int64_t extent, Mesh::Part pa
     case CutRule::kShare: {
       const std::int64_t most = std::max(units, part.count), least = std::min(units, part.count);
       if (units < 1 || most % least != 0 || extent % units != 0)
-        return Error(Code::kInvalid, std::to_string(units) + " heads and " + std::string(cut.over) + "=" + std::to_string(part.count) + ": neither divides the other");
+        return Error(Code::kInvalid, std::to_string(units) + " heads and " + std::string(cut.over) + "=" +
+                                         std::to_string(part.count) + ": neither divides the other");
       const std::int64_t copies = part.count > units ? part.count / units : 1;
       const std::int64_t rows = extent / units * (units > part.count ? units / part.count : 1);
       return Interval{part.index / copies * rows, part.index / copies * rows + rows};
@@ -344,13 +366,15 @@ Lie lie_of(const Piece& piece, const Dims& shape) {
 }
 
 std::string to_string(const Program& program) {
-  static constexpr std::string_view kOps[] = {"load", "view", "cut", "pad", "concat", "interleave", "stack", "permute", "squeeze", "cast"};
+  static constexpr std::string_view kOps[] = {"load",       "view",  "cut",     "pad",     "concat",
+                                              "interleave", "stack", "permute", "squeeze", "cast"};
   static constexpr std::string_view kCuts[] = {"even", "chunk", "block", "share", "linear"};
   std::string out;
   for (const Op& op : program) {
     out += std::string(out.empty() ? "" : " ") + std::string(kOps[static_cast<std::size_t>(op.code)]);
     if (op.code == OpCode::kCut) out += "." + std::string(kCuts[static_cast<std::size_t>(op.cut.rule)]);
-    out += "(" + std::to_string(op.axis) + "," + std::to_string(op.count) + "," + std::string(op.cut.over) + "," + std::string(op.cut.units) + "," + std::string(op.term) + ")";
+    out += "(" + std::to_string(op.axis) + "," + std::to_string(op.count) + "," + std::string(op.cut.over) + "," +
+           std::string(op.cut.units) + "," + std::string(op.term) + ")";
   }
   return out;
 }

@@ -40,7 +40,8 @@ struct Frame {
   std::int64_t experts = 0;
 };
 
-// The array of one rank. Errors: kInvalid when an extent does not divide; kInternal for a program that is wrong in itself.
+// The array of one rank. Errors: kInvalid when an extent does not divide; kInternal for a program that is wrong in
+// itself.
 Result<Arrangement> run(const Program& program, const Frame& frame);
 
 // The interval that a part of a cut covers.

@@ -9,7 +9,8 @@ Result<Mesh> Mesh::make(std::vector<Axis> axes) {
   for (const Axis& axis : axes) {
     const auto next = checked_mul(mesh.size_, axis.size);
     if (!next || *next > kMaxRanks)
-      return Error(Code::kInvalid, axis.name + "=" + std::to_string(axis.size) + " makes more than " + std::to_string(kMaxRanks) + " ranks");
+      return Error(Code::kInvalid, axis.name + "=" + std::to_string(axis.size) + " makes more than " +
+                                       std::to_string(kMaxRanks) + " ranks");
     mesh.size_ = *next;
   }
   mesh.axes_ = std::move(axes);

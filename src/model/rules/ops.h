@@ -1,5 +1,5 @@
-// The rule vocabulary as data: a rule is a short postfix program over arrays of logical tensors. It has one meaning (which
-// element lies where), so loading and refitting are the same rule and nobody writes an inverse.
+// The rule vocabulary as data: a rule is a short postfix program over arrays of logical tensors. It has one meaning
+// (which element lies where), so loading and refitting are the same rule and nobody writes an inverse.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -24,15 +24,13 @@ struct Cut {
   std::string_view units = {};
 };
 
-enum class OpCode : std::uint8_t {
-  kLoad, kView, kCut, kPad, kConcat, kInterleave, kStack, kPermute, kSqueeze, kCast
-};
+enum class OpCode : std::uint8_t { kLoad, kView, kCut, kPad, kConcat, kInterleave, kStack, kPermute, kSqueeze, kCast };
 
 struct Op {
   OpCode code = OpCode::kLoad;
   int axis = 0;
-  int count = 0;          // kLoad: member of the row; kConcat, kInterleave: arrays taken from the stack
-  Cut cut = {};           // kCut
+  int count = 0;               // kLoad: member of the row; kConcat, kInterleave: arrays taken from the stack
+  Cut cut = {};                // kCut
   std::string_view term = {};  // kView: radices; kPad: multiple; kPermute: order; kCast: dtype
 };
 using Program = std::vector<Op>;

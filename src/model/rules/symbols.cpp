@@ -30,7 +30,8 @@ Result<std::int64_t> evaluate_term(std::string_view term, const Symbols& symbols
       value = *number;
     } else {
       const auto found = symbols.find(part);
-      if (found == symbols.end()) return Error(Code::kInternal, "rule table names an unknown size '" + std::string(part) + "'");
+      if (found == symbols.end())
+        return Error(Code::kInternal, "rule table names an unknown size '" + std::string(part) + "'");
       value = found->second;
     }
     const auto next = checked_mul(product, value);

@@ -16,7 +16,8 @@ const Side& hf_side() {
             std::vector<SideRule> rules;
             for (int k = 0; k < kKindCount; ++k) rules.push_back({static_cast<Kind>(k), Per::kTensor, whole});
             if (!spec.fused()) return rules;
-            rules[static_cast<std::size_t>(Kind::kExpertGateUp)] = {Kind::kExpertGateUp, Per::kStack, {load(0), load(1), concat(0, 2), stack()}};
+            rules[static_cast<std::size_t>(Kind::kExpertGateUp)] = {
+                Kind::kExpertGateUp, Per::kStack, {load(0), load(1), concat(0, 2), stack()}};
             rules[static_cast<std::size_t>(Kind::kExpertDown)] = {Kind::kExpertDown, Per::kStack, {load(0), stack()}};
             return rules;
           },

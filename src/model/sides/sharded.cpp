@@ -13,7 +13,8 @@ std::vector<Mesh::Axis> mesh_axes(const Spec& spec) {
 
 std::vector<SideRule> sharded_rules(const Spec& spec) {
   using namespace op;
-  const Op tp_rows = cut(0, CutRule::kChunk, "tp"), tp_columns = cut(1, CutRule::kChunk, "tp"), fsdp = cut(0, CutRule::kChunk, "fsdp");
+  const Op tp_rows = cut(0, CutRule::kChunk, "tp"), tp_columns = cut(1, CutRule::kChunk, "tp"),
+           fsdp = cut(0, CutRule::kChunk, "fsdp");
   std::vector<SideRule> rules{{Kind::kVocabulary, Per::kTensor, {load(0), tp_rows, fsdp}},
                               {Kind::kReplicated, Per::kTensor, {load(0), fsdp}},
                               {Kind::kQkv, Per::kTensor, {load(0), tp_rows, fsdp}},

@@ -40,15 +40,15 @@ enum class Names : std::uint8_t { kEngine, kMegatron, kFused };
 
 struct SpecKey {
   std::string_view name;
-  std::int64_t otherwise = 1;   // of a number
+  std::int64_t otherwise = 1;    // of a number
   std::string_view values = {};  // of a text: the values allowed, separated by '|'
 };
 
 struct Side {
   std::string_view name;
-  bool engine = false;         // decides the default prefix of host names
+  bool engine = false;  // decides the default prefix of host names
   Names names = Names::kEngine;
-  std::vector<SpecKey> keys = {};   // besides those that every side has
+  std::vector<SpecKey> keys = {};  // besides those that every side has
   // Mesh axes of one instance, slowest first.
   std::vector<Mesh::Axis> (*axes)(const Spec&) = nullptr;
   std::vector<SideRule> (*rules)(const Spec&) = nullptr;
@@ -70,6 +70,7 @@ Result<Spec> parse_spec(std::string_view text);
 std::string canonical_spec(const Spec& spec);
 
 // "`label`: `quantity` N does not divide by `key`=K", unless it does.
-Status must_divide(std::string_view label, std::string_view quantity, std::int64_t n, std::string_view key, std::int64_t k);
+Status must_divide(std::string_view label, std::string_view quantity, std::int64_t n, std::string_view key,
+                   std::int64_t k);
 
 }  // namespace refit::model

@@ -11,7 +11,9 @@ const std::vector<SpecKey>& common_keys() {
   return keys;
 }
 
-Error bad(std::string_view spec, const std::string& what) { return Error(Code::kInvalid, "SPEC '" + std::string(spec) + "': " + what); }
+Error bad(std::string_view spec, const std::string& what) {
+  return Error(Code::kInvalid, "SPEC '" + std::string(spec) + "': " + what);
+}
 
 std::string allowed_keys(const Side& side) {
   std::string out;
@@ -30,7 +32,8 @@ const SpecKey* find_key(const Side& side, std::string_view name) {
 // Host prefixes become part of host names: keep them to plain characters.
 bool plain(std::string_view text) {
   return !text.empty() && text.size() <= 64 && std::all_of(text.begin(), text.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+           c == '.';
   });
 }
 
@@ -39,15 +42,19 @@ Status set_key(std::string_view text, const Side& side, std::string_view name, s
   if (!key) return bad(text, "unknown key '" + std::string(name) + "' (allowed: " + allowed_keys(side) + ")");
   if (key->values.empty()) {
     const auto number = parse_number(value);
-    if (!number || *number < 1) return bad(text, std::string(name) + "='" + std::string(value) + "' must be a whole number of at least 1");
-    if (*number > Mesh::kMaxRanks) return bad(text, std::string(name) + "=" + std::string(value) + " is more than " + std::to_string(Mesh::kMaxRanks));
+    if (!number || *number < 1)
+      return bad(text, std::string(name) + "='" + std::string(value) + "' must be a whole number of at least 1");
+    if (*number > Mesh::kMaxRanks)
+      return bad(text,
+                 std::string(name) + "=" + std::string(value) + " is more than " + std::to_string(Mesh::kMaxRanks));
     if (!out.numbers.emplace(name, *number).second) return bad(text, "key '" + std::string(name) + "' is given twice");
     if (name == "fsdp" || name == "tp") out.axes.emplace_back(name);
     return {};
   }
   const auto values = split(key->values, '|');
   if (key->values == "*" ? !plain(value) : std::find(values.begin(), values.end(), value) == values.end())
-    return bad(text, std::string(name) + "='" + std::string(value) + "' must be " + (key->values == "*" ? "1 to 64 of a-z A-Z 0-9 - _ ." : std::string(key->values)));
+    return bad(text, std::string(name) + "='" + std::string(value) + "' must be " +
+                         (key->values == "*" ? "1 to 64 of a-z A-Z 0-9 - _ ." : std::string(key->values)));
   if (!out.texts.emplace(name, value).second) return bad(text, "key '" + std::string(name) + "' is given twice");
   return {};
 }
@@ -60,11 +67,15 @@ Result<const Side*> side_of(std::string_view text) {
   const bool sharded = name == "fsdp" || name == "tp";
   for (const Side* side : sides)
     if (side->name == (sharded ? std::string_view("fsdp") : name)) {
-      if (sharded == (text.substr(name.size()).starts_with("=")) && (sharded || name.size() == text.size() || text[name.size()] == ':')) return side;
-      return bad(text, sharded ? "write " + std::string(name) + "=N" : "write " + std::string(name) + " or " + std::string(name) + ":key=value,…");
+      if (sharded == (text.substr(name.size()).starts_with("=")) &&
+          (sharded || name.size() == text.size() || text[name.size()] == ':'))
+        return side;
+      return bad(text, sharded ? "write " + std::string(name) + "=N"
+                               : "write " + std::string(name) + " or " + std::string(name) + ":key=value,…");
     }
   if (name == "jax" || name == "sglang" || name == "dtensor")
-    return Error(Code::kUnsupported, "SPEC '" + std::string(text) + "': the side '" + std::string(name) + "' is not built (built: hf, fsdp, tp, vllm, megatron)");
+    return Error(Code::kUnsupported, "SPEC '" + std::string(text) + "': the side '" + std::string(name) +
+                                         "' is not built (built: hf, fsdp, tp, vllm, megatron)");
   return bad(text, "unknown side '" + std::string(name) + "' (built: hf, fsdp, tp, vllm, megatron)");
 }
 
@@ -88,7 +99,9 @@ Result<Spec> parse_spec(std::string_view text) {
 std::string canonical_spec(const Spec& spec) {
   const Side& side = **side_of(spec.side == "fsdp" ? "fsdp=1" : spec.side);
   std::string keys;
-  const auto add = [&](std::string_view name, const std::string& value) { keys += (keys.empty() ? "" : ",") + std::string(name) + "=" + value; };
+  const auto add = [&](std::string_view name, const std::string& value) {
+    keys += (keys.empty() ? "" : ",") + std::string(name) + "=" + value;
+  };
   for (const std::string& axis : spec.axes)
     if (side.name == "fsdp") add(axis, std::to_string(spec.number(axis)));
   for (const auto* list : {&side.keys, &common_keys()})
@@ -101,9 +114,11 @@ std::string canonical_spec(const Spec& spec) {
   return spec.side + (keys.empty() ? "" : ":" + keys);
 }
 
-Status must_divide(std::string_view label, std::string_view quantity, std::int64_t n, std::string_view key, std::int64_t k) {
+Status must_divide(std::string_view label, std::string_view quantity, std::int64_t n, std::string_view key,
+                   std::int64_t k) {
   if (n % k == 0) return {};
-  return Error(Code::kInvalid, std::string(label) + ": " + std::string(quantity) + " " + std::to_string(n) + " does not divide by " + std::string(key) + "=" + std::to_string(k));
+  return Error(Code::kInvalid, std::string(label) + ": " + std::string(quantity) + " " + std::to_string(n) +
+                                   " does not divide by " + std::string(key) + "=" + std::to_string(k));
 }
 
 }  // namespace refit::model

@@ -75,7 +75,8 @@ void Hub::leave(std::uint64_t mover) {
 
 bool Hub::alive(const Peer& peer, const Hash128& job) {
   const auto card = decode_card(peer.card);
-  if (!card.ok() || card->job != job || card->member != peer.member || card->incarnation != peer.incarnation) return false;
+  if (!card.ok() || card->job != job || card->member != peer.member || card->incarnation != peer.incarnation)
+    return false;
   const std::lock_guard lock(mutex_);
   const auto it = nodes_.find(peer.member);
   return it != nodes_.end() && it->second.mover == card->mover;
@@ -95,7 +96,8 @@ bool Hub::lost(const LaneState& lane, const Peer& peer) const {
   const auto card = decode_card(peer.card);
   const auto node = nodes_.find(peer.member);
   if (!card.ok() || node == nodes_.end() || node->second.mover != card->mover) return true;
-  return std::find(ended_.begin(), ended_.end(), std::tuple(peer.member, peer.incarnation.value, lane.id.txn)) != ended_.end();
+  return std::find(ended_.begin(), ended_.end(), std::tuple(peer.member, peer.incarnation.value, lane.id.txn)) !=
+         ended_.end();
 }
 
 Counters* Hub::counters_of(std::uint32_t member) const {
@@ -126,8 +128,9 @@ void Hub::fail_posts_to(std::uint32_t member, const Txn* txn) {
     std::erase_if(lane->posts, [&](const auto& post) {
       if (post.first.second != member) return false;
       const auto peer = lane->peers.find(member);
-      lane->ledger.finish(post.first.first, member,
-                          Error(Code::kPeerLost, "the recipient left").at_peer(peer == lane->peers.end() ? "" : peer->second.name));
+      lane->ledger.finish(
+          post.first.first, member,
+          Error(Code::kPeerLost, "the recipient left").at_peer(peer == lane->peers.end() ? "" : peer->second.name));
       return true;
     });
   }
@@ -204,7 +207,8 @@ void Hub::give_back(Staging& staging, std::int64_t bytes) {
 namespace {
 
 struct Held final : Lease::Hold {
-  Held(std::shared_ptr<Hub> h, std::shared_ptr<Staging> s, Bytes b) : hub(std::move(h)), staging(std::move(s)), bytes(std::move(b)) {}
+  Held(std::shared_ptr<Hub> h, std::shared_ptr<Staging> s, Bytes b)
+      : hub(std::move(h)), staging(std::move(s)), bytes(std::move(b)) {}
   ~Held() override { hub->give_back(*staging, static_cast<std::int64_t>(bytes.size())); }
   std::shared_ptr<Hub> hub;  // shared with movers: a lease may outlive them
   std::shared_ptr<Staging> staging;
@@ -227,7 +231,9 @@ std::optional<Error> Hub::missing(const LaneState& lane) const {
     const auto peer = lane.peers.find(key.first);
     if (lane.arrived.contains(key) || peer == lane.peers.end() || !lost(lane, peer->second)) continue;
     return Error(Code::kPeerLost, "the sender left before it had sent everything")
-        .at_peer(peer->second.name).at_stage("transfer").at_bucket(std::to_string(key.second));
+        .at_peer(peer->second.name)
+        .at_stage("transfer")
+        .at_bucket(std::to_string(key.second));
   }
   return std::nullopt;
 }
@@ -237,7 +243,8 @@ Result<Lease> Hub::next(LaneState& lane, Deadline deadline) {
   while (true) {
     REFIT_TRY(lane.ledger.check());
     if (lane.push && !lane.expecting) return Error(Code::kInvalid, "expect() comes before the first next()");
-    if (!simulated_ && lane.inbox.empty() && !lane.asks.empty()) (void)deliver_ask(lane, lane.asks.begin()->first, false);
+    if (!simulated_ && lane.inbox.empty() && !lane.asks.empty())
+      (void)deliver_ask(lane, lane.asks.begin()->first, false);
     if (!lane.inbox.empty()) return hand_out(lane, self_.lock());
     REFIT_TRY(lane.ledger.check());
     if (auto error = missing(lane)) return lane.ledger.fail(std::move(*error));

@@ -95,10 +95,12 @@ class Hub {
   void open(LaneState& lane);
   void end(LaneState& lane, std::optional<Error> error);  // abort with, close without an error
   Status expect(LaneState& lane, std::span<const Expected> buckets);
-  Result<std::uint64_t> post(LaneState& lane, BucketId bucket, std::span<const std::span<const std::byte>> parts, std::span<const std::uint32_t> to);
+  Result<std::uint64_t> post(LaneState& lane, BucketId bucket, std::span<const std::span<const std::byte>> parts,
+                             std::span<const std::uint32_t> to);
   Result<Bytes> expose(LaneState& lane, std::span<const memory::RegionRef> regions);
   Status withdraw(LaneState& lane);
-  Result<std::uint64_t> request(LaneState& lane, BucketId bucket, std::uint32_t sender, std::span<const std::byte> descriptor, std::span<const Segment> segments);
+  Result<std::uint64_t> request(LaneState& lane, BucketId bucket, std::uint32_t sender,
+                                std::span<const std::byte> descriptor, std::span<const Segment> segments);
   Status recheck(LaneState& lane, std::uint32_t sender);
   Result<Lease> next(LaneState& lane, Deadline deadline);
   void give_back(Staging& staging, std::int64_t bytes);
@@ -126,7 +128,8 @@ class Hub {
   void pump();
   bool lost(const LaneState& lane, const Peer& peer) const;
   std::optional<Error> missing(const LaneState& lane) const;
-  std::optional<Error> still_lent(const LaneState& reader, std::uint32_t sender, std::uint64_t lender, std::uint64_t epoch) const;
+  std::optional<Error> still_lent(const LaneState& reader, std::uint32_t sender, std::uint64_t lender,
+                                  std::uint64_t epoch) const;
   Lease hand_out(LaneState& lane, std::shared_ptr<Hub> self);
   void fail_posts_to(std::uint32_t member, const Txn* txn);
   LaneState* lane_of(std::uint32_t member, const LaneState& like) const;
@@ -137,9 +140,9 @@ class Hub {
   std::condition_variable changed_;
   std::uint64_t random_, next_serial_ = 1, next_epoch_ = 1, now_ = 0, next_frame_ = 0;
   SimFaults faults_;
-  std::map<std::uint32_t, Node> nodes_;                                // living movers by member
-  std::map<std::uint64_t, LaneState*> lanes_;                          // open ones, by serial
-  std::deque<std::tuple<std::uint32_t, std::uint64_t, Txn>> ended_;    // lanes that were: (member, incarnation, txn)
+  std::map<std::uint32_t, Node> nodes_;                                 // living movers by member
+  std::map<std::uint64_t, LaneState*> lanes_;                           // open ones, by serial
+  std::deque<std::tuple<std::uint32_t, std::uint64_t, Txn>> ended_;     // lanes that were: (member, incarnation, txn)
   std::map<std::pair<std::uint64_t, std::uint64_t>, Frame> in_flight_;  // (time, order) → frame
   std::weak_ptr<Hub> self_;
 };

@@ -7,7 +7,9 @@ constexpr std::uint32_t kCardMagic = 0x43494652, kDescriptorMagic = 0x44494652;
 constexpr std::uint32_t kMaxRegions = 1 << 16;
 }  // namespace
 
-Bytes encode(const Card& c) { return Writer().u32(kCardMagic).u32(c.member).hash(c.job).u64(c.incarnation.value).u64(c.mover).take(); }
+Bytes encode(const Card& c) {
+  return Writer().u32(kCardMagic).u32(c.member).hash(c.job).u64(c.incarnation.value).u64(c.mover).take();
+}
 
 Result<Card> decode_card(std::span<const std::byte> bytes) {
   Reader r(bytes);
@@ -17,13 +19,19 @@ Result<Card> decode_card(std::span<const std::byte> bytes) {
   c.job = r.hash();
   c.incarnation = Incarnation(r.u64());
   c.mover = r.u64();
-  if (!r.ok() || r.left() != 0 || magic != kCardMagic) return Error(Code::kCorrupt, "not a card of a mover in this process");
+  if (!r.ok() || r.left() != 0 || magic != kCardMagic)
+    return Error(Code::kCorrupt, "not a card of a mover in this process");
   return c;
 }
 
 Bytes encode(const Descriptor& d) {
   Writer w;
-  w.u32(kDescriptorMagic).u32(d.member).hash(d.id.job).hash(d.id.txn.lineage).u64(d.id.txn.epoch.value).u64(d.id.txn.counter);
+  w.u32(kDescriptorMagic)
+      .u32(d.member)
+      .hash(d.id.job)
+      .hash(d.id.txn.lineage)
+      .u64(d.id.txn.epoch.value)
+      .u64(d.id.txn.counter);
   w.u64(d.id.incarnation.value).u64(d.lender).u64(d.epoch).u32(static_cast<std::uint32_t>(d.sizes.size()));
   for (std::int64_t s : d.sizes) w.u64(static_cast<std::uint64_t>(s));
   const std::uint64_t sum = hash128(w.view()).lo;

@@ -12,7 +12,9 @@ void flip_a_bit(Bytes& bytes) {
   if (!bytes.empty()) bytes[bytes.size() / 2] ^= std::byte{0x10};
 }
 // The credit rule: a bucket fits, or it is the only one.
-bool fits(const Staging& staging, std::int64_t bytes) { return staging.used == 0 || bytes <= staging.limit - staging.used; }
+bool fits(const Staging& staging, std::int64_t bytes) {
+  return staging.used == 0 || bytes <= staging.limit - staging.used;
+}
 
 }  // namespace
 
@@ -25,7 +27,8 @@ Status Hub::expect(LaneState& lane, std::span<const Expected> buckets) {
     const std::string which = "bucket " + std::to_string(e.bucket.value) + " from member " + std::to_string(e.sender);
     if (!lane.peers.contains(e.sender)) return Error(Code::kInvalid, which + ": no peer of this lane");
     if (e.max_bytes < 0) return Error(Code::kInvalid, which + ": negative size");
-    if (!wanted.emplace(std::pair(e.sender, e.bucket.value), e.max_bytes).second) return Error(Code::kInvalid, which + " is expected twice");
+    if (!wanted.emplace(std::pair(e.sender, e.bucket.value), e.max_bytes).second)
+      return Error(Code::kInvalid, which + " is expected twice");
   }
   lane.expected = std::move(wanted);
   lane.expecting = true;
@@ -34,14 +37,16 @@ Status Hub::expect(LaneState& lane, std::span<const Expected> buckets) {
   return {};
 }
 
-Result<std::uint64_t> Hub::post(LaneState& lane, BucketId bucket, std::span<const std::span<const std::byte>> parts, std::span<const std::uint32_t> to) {
+Result<std::uint64_t> Hub::post(LaneState& lane, BucketId bucket, std::span<const std::span<const std::byte>> parts,
+                                std::span<const std::uint32_t> to) {
   const std::lock_guard lock(mutex_);
   REFIT_TRY(lane.ledger.check());
   Post post{bucket, {parts.begin(), parts.end()}, 0};
   for (const auto& part : parts) post.bytes += static_cast<std::int64_t>(part.size());
   if (to.empty()) return Error(Code::kInvalid, "a bucket without a recipient");
   for (std::size_t i = 0; i < to.size(); ++i)
-    if (!lane.peers.contains(to[i]) || std::find(to.begin(), to.begin() + static_cast<std::ptrdiff_t>(i), to[i]) != to.begin() + static_cast<std::ptrdiff_t>(i))
+    if (!lane.peers.contains(to[i]) || std::find(to.begin(), to.begin() + static_cast<std::ptrdiff_t>(i), to[i]) !=
+                                           to.begin() + static_cast<std::ptrdiff_t>(i))
       return Error(Code::kInvalid, "recipient " + std::to_string(to[i]) + " is no peer of this lane, or named twice");
   const std::uint64_t ticket = lane.ledger.open(to);
   for (std::uint32_t member : to) {
@@ -84,15 +89,21 @@ Hub::Fate Hub::deliver_post(LaneState& from, std::uint64_t ticket, std::uint32_t
   const auto expected = to->expected.find(key);
   if (expected == to->expected.end()) {
     ++counters.frames_bad;
-    return finish(Error(Code::kMismatch, "the recipient does not expect this bucket").at_peer(name).at_bucket(std::to_string(post.bucket.value)));
+    return finish(Error(Code::kMismatch, "the recipient does not expect this bucket")
+                      .at_peer(name)
+                      .at_bucket(std::to_string(post.bucket.value)));
   }
   if (to->arrived.contains(key)) {
     ++counters.frames_duplicate;
-    return finish(Error(Code::kMismatch, "the recipient has this bucket already").at_peer(name).at_bucket(std::to_string(post.bucket.value)));
+    return finish(Error(Code::kMismatch, "the recipient has this bucket already")
+                      .at_peer(name)
+                      .at_bucket(std::to_string(post.bucket.value)));
   }
   if (post.bytes > expected->second) {
     ++counters.frames_bad;
-    Error large = Error(Code::kCorrupt, "bucket is larger than announced").amounts(post.bytes, expected->second).at_bucket(std::to_string(post.bucket.value));
+    Error large = Error(Code::kCorrupt, "bucket is larger than announced")
+                      .amounts(post.bytes, expected->second)
+                      .at_bucket(std::to_string(post.bucket.value));
     (void)to->ledger.fail(Error(large).at_peer(known->second.name));
     return finish(std::move(large).at_peer(name));
   }
@@ -131,17 +142,20 @@ Status Hub::withdraw(LaneState& lane) {
   return {};
 }
 
-Result<std::uint64_t> Hub::request(LaneState& lane, BucketId bucket, std::uint32_t sender, std::span<const std::byte> raw, std::span<const Segment> segments) {
+Result<std::uint64_t> Hub::request(LaneState& lane, BucketId bucket, std::uint32_t sender,
+                                   std::span<const std::byte> raw, std::span<const Segment> segments) {
   const std::lock_guard lock(mutex_);
   REFIT_TRY(lane.ledger.check());
   const auto peer = lane.peers.find(sender);
-  if (peer == lane.peers.end()) return Error(Code::kInvalid, "member " + std::to_string(sender) + " is no peer of this lane");
+  if (peer == lane.peers.end())
+    return Error(Code::kInvalid, "member " + std::to_string(sender) + " is no peer of this lane");
   auto d = decode_descriptor(raw);
   if (!d.ok()) {
     ++counters_of(lane.member)->frames_bad;
     return std::move(d).error().at_peer(peer->second.name);
   }
-  if (d->id.job != lane.id.job || d->id.txn != lane.id.txn || d->member != sender || d->id.incarnation != peer->second.incarnation) {
+  if (d->id.job != lane.id.job || d->id.txn != lane.id.txn || d->member != sender ||
+      d->id.incarnation != peer->second.incarnation) {
     ++counters_of(lane.member)->frames_foreign;
     return Error(Code::kMismatch, "descriptor of another job, round, member or incarnation").at_peer(peer->second.name);
   }
@@ -152,7 +166,8 @@ Result<std::uint64_t> Hub::request(LaneState& lane, BucketId bucket, std::uint32
   return ticket;
 }
 
-std::optional<Error> Hub::still_lent(const LaneState& reader, std::uint32_t sender, std::uint64_t lender, std::uint64_t epoch) const {
+std::optional<Error> Hub::still_lent(const LaneState& reader, std::uint32_t sender, std::uint64_t lender,
+                                     std::uint64_t epoch) const {
   const Peer& peer = reader.peers.at(sender);
   const auto card = decode_card(peer.card);
   const auto node = nodes_.find(sender);
@@ -197,8 +212,10 @@ Status Hub::recheck(LaneState& lane, std::uint32_t sender) {
   const std::lock_guard lock(mutex_);
   REFIT_TRY(lane.ledger.check());
   const auto read = lane.last_read.find(sender);
-  if (read == lane.last_read.end()) return Error(Code::kInvalid, "nothing was read from member " + std::to_string(sender) + " in this lane");
-  if (auto error = still_lent(lane, sender, read->second.first, read->second.second)) return lane.ledger.fail(std::move(*error));
+  if (read == lane.last_read.end())
+    return Error(Code::kInvalid, "nothing was read from member " + std::to_string(sender) + " in this lane");
+  if (auto error = still_lent(lane, sender, read->second.first, read->second.second))
+    return lane.ledger.fail(std::move(*error));
   return {};
 }
 

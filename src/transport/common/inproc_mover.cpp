@@ -8,7 +8,8 @@ namespace {
 template <typename Base>
 class HubLane : public Base {
  public:
-  HubLane(std::shared_ptr<Hub> hub, const LaneId& id, std::uint32_t member, std::span<const Peer> peers, std::int64_t staging)
+  HubLane(std::shared_ptr<Hub> hub, const LaneId& id, std::uint32_t member, std::span<const Peer> peers,
+          std::int64_t staging)
       : hub_(std::move(hub)) {
     state_.push = std::is_same_v<Base, PushLane>;
     state_.id = id;
@@ -35,7 +36,8 @@ class PushLaneInproc final : public HubLane<PushLane> {
  public:
   using HubLane::HubLane;
   Status expect(std::span<const Expected> buckets) override { return hub_->expect(state_, buckets); }
-  Result<std::uint64_t> post(BucketId bucket, std::span<const std::span<const std::byte>> parts, std::span<const std::uint32_t> to) override {
+  Result<std::uint64_t> post(BucketId bucket, std::span<const std::span<const std::byte>> parts,
+                             std::span<const std::uint32_t> to) override {
     return hub_->post(state_, bucket, parts, to);
   }
 };
@@ -45,7 +47,8 @@ class PullLaneInproc final : public HubLane<PullLane> {
   using HubLane::HubLane;
   Result<Bytes> expose(std::span<const memory::RegionRef> regions) override { return hub_->expose(state_, regions); }
   Status withdraw() override { return hub_->withdraw(state_); }
-  Result<std::uint64_t> request(BucketId bucket, std::uint32_t sender, std::span<const std::byte> descriptor, std::span<const Segment> segments) override {
+  Result<std::uint64_t> request(BucketId bucket, std::uint32_t sender, std::span<const std::byte> descriptor,
+                                std::span<const Segment> segments) override {
     return hub_->request(state_, bucket, sender, descriptor, segments);
   }
   Status recheck(std::uint32_t sender) override { return hub_->recheck(state_, sender); }
@@ -54,10 +57,15 @@ class PullLaneInproc final : public HubLane<PullLane> {
 class MoverInproc final : public Mover {
  public:
   MoverInproc(bool simulated, const MoverOptions& options, OpenControl control)
-      : options_(options), open_control_(control), hub_(Hub::of(simulated, options.job, options.seed)), serial_(hub_->join(options.member, &counters_)) {}
+      : options_(options),
+        open_control_(control),
+        hub_(Hub::of(simulated, options.job, options.seed)),
+        serial_(hub_->join(options.member, &counters_)) {}
   ~MoverInproc() override { hub_->leave(serial_); }
 
-  Capabilities capabilities() const override { return {.push = true, .pull = true, .control = open_control_ != nullptr, .multicast = true}; }
+  Capabilities capabilities() const override {
+    return {.push = true, .pull = true, .control = open_control_ != nullptr, .multicast = true};
+  }
   Bytes card() const override { return encode(Card{options_.job, options_.member, options_.incarnation, serial_}); }
   Status reach(const Peer& peer, Deadline) override {
     if (hub_->alive(peer, options_.job)) return {};
@@ -65,14 +73,17 @@ class MoverInproc final : public Mover {
   }
   Result<std::unique_ptr<PushLane>> open_push(const LaneId& id, std::span<const Peer> peers) override {
     REFIT_TRY(check_opening(id, peers));
-    return std::unique_ptr<PushLane>(std::make_unique<PushLaneInproc>(hub_, id, options_.member, peers, options_.staging_bytes));
+    return std::unique_ptr<PushLane>(
+        std::make_unique<PushLaneInproc>(hub_, id, options_.member, peers, options_.staging_bytes));
   }
   Result<std::unique_ptr<PullLane>> open_pull(const LaneId& id, std::span<const Peer> peers) override {
     REFIT_TRY(check_opening(id, peers));
-    return std::unique_ptr<PullLane>(std::make_unique<PullLaneInproc>(hub_, id, options_.member, peers, options_.staging_bytes));
+    return std::unique_ptr<PullLane>(
+        std::make_unique<PullLaneInproc>(hub_, id, options_.member, peers, options_.staging_bytes));
   }
   Result<std::unique_ptr<ControlLane>> open_control(const ControlAddress& address) override {
-    if (open_control_ == nullptr) return Error(Code::kUnsupported, "this transport has no control lanes: use zmq or loopback");
+    if (open_control_ == nullptr)
+      return Error(Code::kUnsupported, "this transport has no control lanes: use zmq or loopback");
     if (stopped_) return Error(Code::kCancelled, "the mover is shut down");
     return open_control_(address);
   }
@@ -90,7 +101,8 @@ class MoverInproc final : public Mover {
     std::set<std::uint32_t> members;
     for (const Peer& peer : peers)
       if (!members.insert(peer.member).second)
-        return Error(Code::kInvalid, "member " + std::to_string(peer.member) + " is named twice among the lane's peers");
+        return Error(Code::kInvalid,
+                     "member " + std::to_string(peer.member) + " is named twice among the lane's peers");
     return {};
   }
   const MoverOptions options_;

@@ -1,4 +1,5 @@
-// Ledger: what a lane owes its caller. Every opened (ticket, member) gets exactly one completion; the first error sticks.
+// Ledger: what a lane owes its caller. Every opened (ticket, member) gets exactly one completion; the first error
+// sticks.
 #pragma once
 #include <deque>
 #include <mutex>

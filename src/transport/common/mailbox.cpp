@@ -23,14 +23,17 @@ Status Mailbox::refuse_if_failed() const {
 
 Status Mailbox::send(std::uint32_t peer, std::span<const std::byte> bytes) {
   const auto size = static_cast<std::int64_t>(bytes.size());
-  if (size > kMaxControlBytes) return Error(Code::kInvalid, "control message is too large").amounts(size, kMaxControlBytes);
+  if (size > kMaxControlBytes)
+    return Error(Code::kInvalid, "control message is too large").amounts(size, kMaxControlBytes);
   const std::lock_guard lock(mutex_);
   REFIT_TRY(refuse_if_failed());
   const auto it = out_.find(peer);
-  if (it == out_.end()) return Error(Code::kPeerLost, "control peer " + std::to_string(peer) + " is gone or was never there");
+  if (it == out_.end())
+    return Error(Code::kPeerLost, "control peer " + std::to_string(peer) + " is gone or was never there");
   Outbox& box = it->second;
   if (box.messages.size() >= kControlQueueMessages || size > kControlQueueBytes - box.bytes)
-    return Error(Code::kExhausted, "the queue to control peer " + std::to_string(peer) + " is full").amounts(size, kControlQueueBytes - box.bytes);
+    return Error(Code::kExhausted, "the queue to control peer " + std::to_string(peer) + " is full")
+        .amounts(size, kControlQueueBytes - box.bytes);
   box.messages.emplace_back(bytes.begin(), bytes.end());
   box.bytes += size;
   return {};

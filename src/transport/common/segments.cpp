@@ -2,12 +2,14 @@
 
 namespace refit::transport {
 
-Result<std::int64_t> check_segments(BucketId bucket, std::span<const Segment> segments, std::span<const std::int64_t> region_bytes) {
+Result<std::int64_t> check_segments(BucketId bucket, std::span<const Segment> segments,
+                                    std::span<const std::int64_t> region_bytes) {
   std::int64_t total = 0;
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const Segment& s = segments[i];
     const auto refuse = [&](const std::string& why) {
-      return Error(Code::kInvalid, "segment " + std::to_string(i) + " of bucket " + std::to_string(bucket.value) + " " + why);
+      return Error(Code::kInvalid,
+                   "segment " + std::to_string(i) + " of bucket " + std::to_string(bucket.value) + " " + why);
     };
     if (s.region >= region_bytes.size())
       return refuse("names region " + std::to_string(s.region) + " of " + std::to_string(region_bytes.size()));

@@ -22,7 +22,8 @@ namespace {
 
 constexpr std::size_t kLongestSocketName = 40;  // of ours, with the slash
 constexpr std::int64_t kListenLockNs = 5 * kNsPerSecond;
-constexpr std::int64_t kSweepLockNs = 100'000'000;  // a sweep may be left to the next process, a caller's deadline may not
+constexpr std::int64_t kSweepLockNs =
+    100'000'000;  // a sweep may be left to the next process, a caller's deadline may not
 constexpr std::int64_t kDirLockPauseNs = 2'000'000;
 
 // Exclusive turn in a directory, released when the descriptor closes.
@@ -30,7 +31,8 @@ Result<Fd> lock_dir(Env& env, const std::string& dir, Deadline deadline) {
   Fd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!fd.valid()) return Error(Code::kInvalid, "cannot open " + dir + ": " + std::strerror(errno));
   while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) return Error(Code::kInvalid, "cannot lock " + dir + ": " + std::strerror(errno));
+    if (errno != EWOULDBLOCK && errno != EINTR)
+      return Error(Code::kInvalid, "cannot lock " + dir + ": " + std::strerror(errno));
     if (deadline.over()) return Error(Code::kTimeout, "another process holds the lock of " + dir);
     env.wait(Deadline::after_ns(kDirLockPauseNs).sooner(deadline));
   }
@@ -45,7 +47,8 @@ bool is_dead_socket(const std::string& path) {
   if (path.size() >= sizeof addr.sun_path) return false;
   std::memcpy(addr.sun_path, path.data(), path.size());
   const Fd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  return probe.valid() && ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&addr), sizeof addr) != 0 && errno == ECONNREFUSED;
+  return probe.valid() && ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&addr), sizeof addr) != 0 &&
+         errno == ECONNREFUSED;
 }
 
 std::string default_runtime_dir() {
@@ -97,9 +100,11 @@ Status check_private_dir(const std::string& dir) {
   const Fd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!fd.valid()) return Error(Code::kInvalid, "runtime directory " + dir + ": " + std::strerror(errno));
   struct stat st {};
-  if (::fstat(fd.get(), &st) != 0) return Error(Code::kInvalid, "runtime directory " + dir + ": " + std::strerror(errno));
+  if (::fstat(fd.get(), &st) != 0)
+    return Error(Code::kInvalid, "runtime directory " + dir + ": " + std::strerror(errno));
   if (st.st_uid != ::geteuid())
-    return Error(Code::kInvalid, "runtime directory " + dir + " belongs to user " + std::to_string(st.st_uid) + ", not to us");
+    return Error(Code::kInvalid,
+                 "runtime directory " + dir + " belongs to user " + std::to_string(st.st_uid) + ", not to us");
   if ((st.st_mode & 077) != 0)
     return Error(Code::kInvalid, "runtime directory " + dir + " is open to others: its mode must be 0700");
   return {};
@@ -112,9 +117,12 @@ Result<std::string> make_runtime_dir(Env& /*env*/, std::string_view hint) {
   if (dir.find('\0') != std::string::npos) return Error(Code::kInvalid, "runtime directory contains a NUL byte");
   const std::size_t limit = sizeof(sockaddr_un::sun_path) - 1 - kLongestSocketName;
   if (dir.size() > limit)
-    return Error(Code::kInvalid, "runtime directory '" + dir + "' has " + std::to_string(dir.size()) + " bytes, at most " + std::to_string(limit) + " leave room for socket names: choose a shorter one");
+    return Error(Code::kInvalid, "runtime directory '" + dir + "' has " + std::to_string(dir.size()) +
+                                     " bytes, at most " + std::to_string(limit) +
+                                     " leave room for socket names: choose a shorter one");
   if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST)
-    return Error(errno == ENOSPC ? Code::kExhausted : Code::kInvalid, "cannot make runtime directory " + dir + ": " + std::strerror(errno));
+    return Error(errno == ENOSPC ? Code::kExhausted : Code::kInvalid,
+                 "cannot make runtime directory " + dir + ": " + std::strerror(errno));
   REFIT_TRY(check_private_dir(dir));
   return dir;
 }
@@ -123,19 +131,25 @@ Result<std::string> control_path(const std::string& address) {
   constexpr std::string_view kScheme = "ipc://";
   if (address.starts_with("tcp:"))
     return Error(Code::kUnsupported, "control address '" + address +
-                                         "': a TCP listener, loopback too, needs CURVE keys, which this build does not offer; use ipc:// in a private directory");
-  if (!address.starts_with(kScheme)) return Error(Code::kInvalid, "control address '" + address + "' must start with ipc://");
+                                         "': a TCP listener, loopback too, needs CURVE keys, which this build does not "
+                                         "offer; use ipc:// in a private directory");
+  if (!address.starts_with(kScheme))
+    return Error(Code::kInvalid, "control address '" + address + "' must start with ipc://");
   std::string path = address.substr(kScheme.size());
-  if (path.empty() || path.front() != '/') return Error(Code::kInvalid, "control address '" + address + "' needs an absolute path");
+  if (path.empty() || path.front() != '/')
+    return Error(Code::kInvalid, "control address '" + address + "' needs an absolute path");
   constexpr std::size_t kLimit = sizeof(sockaddr_un::sun_path) - 1;
   if (path.size() > kLimit || path.find('\0') != std::string::npos)
-    return Error(Code::kInvalid, "control socket path '" + path + "' has " + std::to_string(path.size()) + " bytes, at most " + std::to_string(kLimit) + " are allowed: choose a shorter runtime directory");
+    return Error(Code::kInvalid, "control socket path '" + path + "' has " + std::to_string(path.size()) +
+                                     " bytes, at most " + std::to_string(kLimit) +
+                                     " are allowed: choose a shorter runtime directory");
   return path;
 }
 
 Result<Fd> listen_in(Env& env, const std::string& path) {
   const auto slash = path.find_last_of('/');
-  if (slash == std::string::npos || slash == 0) return Error(Code::kInvalid, "socket path '" + path + "' must lie in a private directory");
+  if (slash == std::string::npos || slash == 0)
+    return Error(Code::kInvalid, "socket path '" + path + "' must lie in a private directory");
   const std::string dir = path.substr(0, slash);
   REFIT_TRY(check_private_dir(dir));
   REFIT_ASSIGN(const Fd turn, lock_dir(env, dir, Deadline::after_ns(kListenLockNs)));

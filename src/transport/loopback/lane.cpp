@@ -39,7 +39,8 @@ class ControlLoopback final : public ControlLane {
         e.waiting.emplace(path_, this);
       return {};
     }
-    if (!e.listening.emplace(path_, this).second) return Error(Code::kBusy, "another lane of this process listens at " + path_);
+    if (!e.listening.emplace(path_, this).second)
+      return Error(Code::kBusy, "another lane of this process listens at " + path_);
     const auto [first, last] = e.waiting.equal_range(path_);
     for (auto it = first; it != last; ++it) attach(*it->second);
     e.waiting.erase(first, last);
@@ -100,7 +101,9 @@ class ControlLoopback final : public ControlLane {
     for (auto& [number, end] : ends_) {
       end.lane->ends_.erase(end.number);
       end.lane->mailbox_.gone(end.number);
-      if (!end.lane->listen_) end.lane->mailbox_.fail(Error(Code::kPeerLost, "the coordinator at " + path_ + " closed its lane").at_peer("coordinator"));
+      if (!end.lane->listen_)
+        end.lane->mailbox_.fail(
+            Error(Code::kPeerLost, "the coordinator at " + path_ + " closed its lane").at_peer("coordinator"));
     }
     ends_.clear();
   }

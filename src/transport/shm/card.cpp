@@ -5,7 +5,8 @@
 namespace refit::transport::shm {
 namespace {
 
-constexpr std::uint32_t kCardMagic = 0x43535246, kRequestMagic = 0x51535246, kReplyMagic = 0x50535246, kDescriptorMagic = 0x44535246;
+constexpr std::uint32_t kCardMagic = 0x43535246, kRequestMagic = 0x51535246, kReplyMagic = 0x50535246,
+                        kDescriptorMagic = 0x44535246;
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kDescriptorHead = 96, kRegionBytes = 32, kChecksumBytes = 8;
 
@@ -65,7 +66,8 @@ Result<Request> decode_request(std::span<const std::byte> bytes) {
   Reader r(bytes);
   if (bytes.size() != kRequestBytes || r.u32() != kRequestMagic || r.u32() != kVersion) return corrupt("request");
   const std::uint32_t ask = r.u32();
-  if (ask < static_cast<std::uint32_t>(Ask::kPing) || ask > static_cast<std::uint32_t>(Ask::kFile) || r.u32() != 0) return corrupt("request");
+  if (ask < static_cast<std::uint32_t>(Ask::kPing) || ask > static_cast<std::uint32_t>(Ask::kFile) || r.u32() != 0)
+    return corrupt("request");
   Request out;
   out.ask = static_cast<Ask>(ask);
   out.file = r.u64();
@@ -74,7 +76,12 @@ Result<Request> decode_request(std::span<const std::byte> bytes) {
 }
 
 Bytes encode(const Reply& reply) {
-  return Writer().u32(kReplyMagic).u32(static_cast<std::uint32_t>(reply.answer)).u64(reply.file).u64(static_cast<std::uint64_t>(reply.bytes)).take();
+  return Writer()
+      .u32(kReplyMagic)
+      .u32(static_cast<std::uint32_t>(reply.answer))
+      .u64(reply.file)
+      .u64(static_cast<std::uint64_t>(reply.bytes))
+      .take();
 }
 
 Result<Reply> decode_reply(std::span<const std::byte> bytes) {
@@ -91,11 +98,19 @@ Result<Reply> decode_reply(std::span<const std::byte> bytes) {
 
 Bytes encode(const Descriptor& d) {
   Writer w;
-  w.u32(kDescriptorMagic).u32(kVersion).hash(d.id.job).hash(d.id.txn.lineage).u64(d.id.txn.epoch.value).u64(d.id.txn.counter);
+  w.u32(kDescriptorMagic)
+      .u32(kVersion)
+      .hash(d.id.job)
+      .hash(d.id.txn.lineage)
+      .u64(d.id.txn.epoch.value)
+      .u64(d.id.txn.counter);
   w.u64(d.id.incarnation.value).u32(d.member).u32(d.slot).u64(d.epoch.value);
   w.u32(static_cast<std::uint32_t>(d.regions.size())).u32(0).u64(0);
   for (const LentRegion& g : d.regions)
-    w.u64(g.file).u64(static_cast<std::uint64_t>(g.file_bytes)).u64(static_cast<std::uint64_t>(g.offset)).u64(static_cast<std::uint64_t>(g.bytes));
+    w.u64(g.file)
+        .u64(static_cast<std::uint64_t>(g.file_bytes))
+        .u64(static_cast<std::uint64_t>(g.offset))
+        .u64(static_cast<std::uint64_t>(g.bytes));
   const std::uint64_t sum = hash128(w.view()).lo;
   return w.u64(sum).take();
 }
@@ -119,7 +134,8 @@ Result<Descriptor> decode_descriptor(std::span<const std::byte> bytes) {
   d.epoch = MemoryEpoch(r.u64());
   const std::uint32_t count = r.u32();
   const bool pads = r.u32() == 0 && r.u64() == 0;
-  if (!pads || count > kMaxRegions || d.slot >= kSlots || r.left() != count * kRegionBytes) return corrupt("descriptor: impossible counts");
+  if (!pads || count > kMaxRegions || d.slot >= kSlots || r.left() != count * kRegionBytes)
+    return corrupt("descriptor: impossible counts");
   d.regions.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i) {
     LentRegion g;

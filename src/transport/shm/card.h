@@ -1,4 +1,5 @@
-// What shm movers tell each other: cards, fd requests, descriptors. Fixed little-endian layouts (README.md has the tables).
+// What shm movers tell each other: cards, fd requests, descriptors. Fixed little-endian layouts (README.md has the
+// tables).
 #pragma once
 #include <vector>
 

@@ -11,7 +11,8 @@ namespace {
 
 Result<Exports::Shared> duplicate(const Fd& fd, std::int64_t bytes) {
   Fd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
-  if (!copy.valid()) return Error(Code::kExhausted, std::string("cannot duplicate a descriptor: ") + std::strerror(errno));
+  if (!copy.valid())
+    return Error(Code::kExhausted, std::string("cannot duplicate a descriptor: ") + std::strerror(errno));
   return Exports::Shared{std::move(copy), bytes};
 }
 
@@ -26,7 +27,8 @@ Result<std::unique_ptr<Exports>> Exports::make(Env& env) {
 
 Result<std::uint64_t> Exports::number_of(const memory::SharedRegion& region) {
   struct stat st {};
-  if (::fstat(region.fd(), &st) != 0) return Error(Code::kInvalid, std::string("cannot stat shared memory: ") + std::strerror(errno));
+  if (::fstat(region.fd(), &st) != 0)
+    return Error(Code::kInvalid, std::string("cannot stat shared memory: ") + std::strerror(errno));
   for (const auto& [number, file] : files_)
     if (file.device == st.st_dev && file.inode == st.st_ino) return number;
   REFIT_ASSIGN(Fd fd, region.export_fd());
@@ -39,10 +41,13 @@ Result<LentRegion> Exports::describe(const memory::RegionRef& region, std::size_
   const std::string which = "region " + std::to_string(index);
   if (region.bytes == 0) return LentRegion{};
   if (region.shared == nullptr)
-    return Error(Code::kUnsupported, which + " is private memory, which shm cannot lend: copy it into a SharedRegion (snapshot) and lend that")
+    return Error(Code::kUnsupported,
+                 which +
+                     " is private memory, which shm cannot lend: copy it into a SharedRegion (snapshot) and lend that")
         .amounts(region.bytes, 0);
   if (!memory::contains(*region.shared, region.data, region.bytes))
-    return Error(Code::kInvalid, which + " lies outside its shared memory").amounts(region.bytes, region.shared->bytes());
+    return Error(Code::kInvalid, which + " lies outside its shared memory")
+        .amounts(region.bytes, region.shared->bytes());
   REFIT_ASSIGN(const std::uint64_t number, number_of(*region.shared));
   return LentRegion{number, region.shared->bytes(), region.data - region.shared->data(), region.bytes};
 }
@@ -50,10 +55,12 @@ Result<LentRegion> Exports::describe(const memory::RegionRef& region, std::size_
 Result<std::pair<Exports::Lend, std::vector<LentRegion>>> Exports::lend(std::span<const memory::RegionRef> regions) {
   const std::lock_guard lock(mutex_);
   if (regions.size() > kMaxRegions)
-    return Error(Code::kInvalid, "too many regions to lend: " + std::to_string(regions.size()) + ", at most " + std::to_string(kMaxRegions));
+    return Error(Code::kInvalid, "too many regions to lend: " + std::to_string(regions.size()) + ", at most " +
+                                     std::to_string(kMaxRegions));
   Lend lend;
   while (lend.slot < kSlots && lends_.contains(lend.slot)) ++lend.slot;
-  if (lend.slot == kSlots) return Error(Code::kExhausted, "all " + std::to_string(kSlots) + " lends of this process are open");
+  if (lend.slot == kSlots)
+    return Error(Code::kExhausted, "all " + std::to_string(kSlots) + " lends of this process are open");
   std::vector<LentRegion> described;
   described.reserve(regions.size());
   for (std::size_t i = 0; i < regions.size(); ++i) {

@@ -14,7 +14,8 @@ Error no(const char* what, const char* instead) {
 
 class MoverShm final : public Mover {
  public:
-  MoverShm(std::shared_ptr<State> state, std::unique_ptr<Service> service) : state_(std::move(state)), service_(std::move(service)) {}
+  MoverShm(std::shared_ptr<State> state, std::unique_ptr<Service> service)
+      : state_(std::move(state)), service_(std::move(service)) {}
   ~MoverShm() override { stop(); }
 
   Capabilities capabilities() const override { return {.pull = true, .mapped = true}; }
@@ -30,7 +31,9 @@ class MoverShm final : public Mover {
     if (error.code == Code::kPeerLost || error.code == Code::kInvalid) error.code = Code::kUnsupported;
     return error;
   }
-  Result<std::unique_ptr<PushLane>> open_push(const LaneId&, std::span<const Peer>) override { return no("push", "loopback or tcp"); }
+  Result<std::unique_ptr<PushLane>> open_push(const LaneId&, std::span<const Peer>) override {
+    return no("push", "loopback or tcp");
+  }
   Result<std::unique_ptr<ControlLane>> open_control(const ControlAddress&) override { return no("control", "zmq"); }
 
   Result<std::unique_ptr<PullLane>> open_pull(const LaneId& id, std::span<const Peer> peers) override {
@@ -39,7 +42,8 @@ class MoverShm final : public Mover {
     std::map<std::uint32_t, std::shared_ptr<Link>> links;
     for (const Peer& peer : peers)
       if (!links.emplace(peer.member, link_to(peer)).second)
-        return Error(Code::kInvalid, "member " + std::to_string(peer.member) + " is named twice among the lane's peers");
+        return Error(Code::kInvalid,
+                     "member " + std::to_string(peer.member) + " is named twice among the lane's peers");
     REFIT_ASSIGN(Wake wake, Wake::make());
     return std::unique_ptr<PullLane>(std::make_unique<PullLaneShm>(state_, id, std::move(links), std::move(wake)));
   }

@@ -56,7 +56,8 @@ Status PullLaneShm::check_ours(const Descriptor& d, const Link& link) {
 
 Result<std::shared_ptr<PullLaneShm::Loan>> PullLaneShm::loan_for(std::uint32_t sender, std::span<const std::byte> raw) {
   const auto link = links_.find(sender);
-  if (link == links_.end()) return Error(Code::kInvalid, "member " + std::to_string(sender) + " is no peer of this lane");
+  if (link == links_.end())
+    return Error(Code::kInvalid, "member " + std::to_string(sender) + " is no peer of this lane");
   auto& known = loans_[sender];
   if (known != nullptr && std::equal(raw.begin(), raw.end(), known->raw.begin(), known->raw.end())) return known;
   auto fresh = std::make_shared<Loan>();
@@ -88,8 +89,8 @@ Status PullLaneShm::check_epoch(const Loan& loan, std::uint32_t sender) {
   const Link& link = *links_.at(sender);
   REFIT_ASSIGN(const MemoryEpoch now, links_.at(sender)->epoch(loan.descriptor.slot));
   if (now == loan.descriptor.epoch) return {};
-  return Error(Code::kMismatch, "the lend was withdrawn (memory epoch " + std::to_string(loan.descriptor.epoch.value) + ", now " +
-                                    std::to_string(now.value) + ")")
+  return Error(Code::kMismatch, "the lend was withdrawn (memory epoch " + std::to_string(loan.descriptor.epoch.value) +
+                                    ", now " + std::to_string(now.value) + ")")
       .at_peer(link.peer().name);
 }
 
@@ -145,7 +146,8 @@ Status PullLaneShm::recheck(std::uint32_t sender) {
     return Error(Code::kInvalid, "nothing was read from member " + std::to_string(sender) + " in this lane");
   // The caller's reads of the bucket must be done before the slot is looked at.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (auto valid = check_epoch(*loan->second, sender); !valid.ok()) return ledger_.fail(std::move(valid).error().at_stage("transfer"));
+  if (auto valid = check_epoch(*loan->second, sender); !valid.ok())
+    return ledger_.fail(std::move(valid).error().at_stage("transfer"));
   return {};
 }
 

@@ -12,19 +12,21 @@
 
 namespace refit::transport::shm {
 
-// What a mover's lanes use of it. Shared by the mover and its lanes, so that a lane outlives a mover that was shut down.
+// What a mover's lanes use of it. Shared by the mover and its lanes, so that a lane outlives a mover that was shut
+// down.
 struct State {
   MoverOptions options;
   Card self;
   std::unique_ptr<Exports> exports;
-  std::mutex mutex;  // of links
+  std::mutex mutex;                                      // of links
   std::map<std::uint32_t, std::shared_ptr<Link>> links;  // by member; shared with lanes of the running round
   std::atomic<std::uint64_t> foreign{0}, bad{0}, bytes_in{0};
 };
 
 class PullLaneShm final : public PullLane {
  public:
-  PullLaneShm(std::shared_ptr<State> state, const LaneId& id, std::map<std::uint32_t, std::shared_ptr<Link>> links, Wake wake)
+  PullLaneShm(std::shared_ptr<State> state, const LaneId& id, std::map<std::uint32_t, std::shared_ptr<Link>> links,
+              Wake wake)
       : state_(std::move(state)), id_(id), links_(std::move(links)), wake_(std::move(wake)) {}
   ~PullLaneShm() override;
   Result<Bytes> expose(std::span<const memory::RegionRef> regions) override;

@@ -44,7 +44,8 @@ Status Link::connect(Deadline deadline) {
   auto fd = env_.connect(socket_path(runtime_dir_, *card), Deadline::after_ns(kConnectNs).sooner(deadline));
   if (!fd.ok()) {
     if (fd.error().code == Code::kPeerLost) sweep_dead_sockets(runtime_dir_);
-    if (fd.error().code == Code::kBusy) return named(Error(Code::kTimeout, "the source stands still: its queue of connections is full"));
+    if (fd.error().code == Code::kBusy)
+      return named(Error(Code::kTimeout, "the source stands still: its queue of connections is full"));
     return named(std::move(fd).error());
   }
   if (auto same = check_same_user(fd->get()); !same.ok()) return named(std::move(same).error());
@@ -56,7 +57,9 @@ Status Link::connect(Deadline deadline) {
 
 Status Link::send_request(const Request& request) {
   const Bytes bytes = encode(request);
-  if (::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(bytes.size())) return lost();
+  if (::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) !=
+      static_cast<ssize_t>(bytes.size()))
+    return lost();
   asked_ = true;
   ask_ = request.ask;
   ask_file_ = request.file;
@@ -108,10 +111,14 @@ Result<std::pair<Reply, Fd>> Link::call(Ask ask, std::uint64_t file, Deadline de
     return named(Error(Code::kCorrupt, "an answer that fits no question"));
   }
   switch (reply->answer) {
-    case Answer::kYes: return std::pair{*reply, std::move(reply_fd_)};
-    case Answer::kForeign: return named(Error(Code::kMismatch, "the process there is of another job or incarnation"));
-    case Answer::kUnknownFile: return named(Error(Code::kMismatch, "the memory is no longer lent (its memory epoch has passed)"));
-    case Answer::kExhausted: break;
+    case Answer::kYes:
+      return std::pair{*reply, std::move(reply_fd_)};
+    case Answer::kForeign:
+      return named(Error(Code::kMismatch, "the process there is of another job or incarnation"));
+    case Answer::kUnknownFile:
+      return named(Error(Code::kMismatch, "the memory is no longer lent (its memory epoch has passed)"));
+    case Answer::kExhausted:
+      break;
   }
   return named(Error(Code::kExhausted, "the source has no descriptor left to share its memory"));
 }
@@ -135,12 +142,14 @@ Status Link::map_control(Deadline deadline, const Wake& wake) {
 
 Result<FileMap> Link::map_file(const LentRegion& region, Deadline deadline, const Wake& wake) {
   if (const auto it = files_.find(region.file); it != files_.end()) {
-    if (it->second->bytes() != region.file_bytes) return named(Error(Code::kCorrupt, "a descriptor contradicts an earlier one about a file's length"));
+    if (it->second->bytes() != region.file_bytes)
+      return named(Error(Code::kCorrupt, "a descriptor contradicts an earlier one about a file's length"));
     return it->second;
   }
   REFIT_ASSIGN(auto answer, call(Ask::kFile, region.file, deadline, wake));
   // The file's own length decides; what the answer and the descriptor claim must agree with it.
-  if (answer.first.bytes != region.file_bytes) return named(Error(Code::kCorrupt, "the source's answer contradicts its descriptor about a file's length"));
+  if (answer.first.bytes != region.file_bytes)
+    return named(Error(Code::kCorrupt, "the source's answer contradicts its descriptor about a file's length"));
   auto map = memory::MappedRegion::map(std::move(answer.second), region.file_bytes);
   if (!map.ok()) return named(std::move(map).error());
   auto shared = std::make_shared<const memory::MappedRegion>(std::move(*map));
@@ -148,7 +157,8 @@ Result<FileMap> Link::map_file(const LentRegion& region, Deadline deadline, cons
   return FileMap(std::move(shared));
 }
 
-Result<std::map<std::uint64_t, FileMap>> Link::maps(std::span<const LentRegion> regions, Deadline deadline, const Wake& wake) {
+Result<std::map<std::uint64_t, FileMap>> Link::maps(std::span<const LentRegion> regions, Deadline deadline,
+                                                    const Wake& wake) {
   REFIT_ASSIGN(const auto lock, turn(deadline));
   if (socket_.valid() && hung_up() && !asked_) return lost();
   REFIT_TRY(connect(deadline));

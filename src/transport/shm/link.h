@@ -14,14 +14,17 @@ using FileMap = std::shared_ptr<const memory::MappedRegion>;  // shared by the l
 // *thread-safe*; calls take turns within their deadlines.
 class Link {
  public:
-  Link(Env& env, std::string runtime_dir, Peer peer) : env_(env), runtime_dir_(std::move(runtime_dir)), peer_(std::move(peer)) {}
+  Link(Env& env, std::string runtime_dir, Peer peer)
+      : env_(env), runtime_dir_(std::move(runtime_dir)), peer_(std::move(peer)) {}
   const Peer& peer() const { return peer_; }
 
   // Asks whether the peer is there.
   Status ping(Deadline deadline, const Wake& wake);
   // Connects if need be and maps the files that `regions` lie in; forgets files that they do not name. After kTimeout
-  // the same call goes on where it was. Errors name the peer: kPeerLost, kTimeout, kMismatch, kCorrupt, kCancelled (woken).
-  Result<std::map<std::uint64_t, FileMap>> maps(std::span<const LentRegion> regions, Deadline deadline, const Wake& wake);
+  // the same call goes on where it was. Errors name the peer: kPeerLost, kTimeout, kMismatch, kCorrupt, kCancelled
+  // (woken).
+  Result<std::map<std::uint64_t, FileMap>> maps(std::span<const LentRegion> regions, Deadline deadline,
+                                                const Wake& wake);
   // The slot's present epoch. kPeerLost when the source's process is gone.
   Result<MemoryEpoch> epoch(std::uint32_t slot);
 

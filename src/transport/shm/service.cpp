@@ -41,11 +41,13 @@ Status check_same_user(int fd) {
   socklen_t size = sizeof who;
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0)
     return Error(Code::kUnsupported, std::string("cannot learn the peer's user: ") + std::strerror(errno));
-  if (who.uid != ::geteuid()) return Error(Code::kUnsupported, "the peer runs as user " + std::to_string(who.uid) + ", not as ours");
+  if (who.uid != ::geteuid())
+    return Error(Code::kUnsupported, "the peer runs as user " + std::to_string(who.uid) + ", not as ours");
   return {};
 }
 
-Result<std::unique_ptr<Service>> Service::start(Env& env, const std::string& path, const Card& self, const Exports& exports) {
+Result<std::unique_ptr<Service>> Service::start(Env& env, const std::string& path, const Card& self,
+                                                const Exports& exports) {
   std::unique_ptr<Service> service(new Service(self, exports));
   REFIT_ASSIGN(service->wake_, Wake::make());
   REFIT_ASSIGN(service->listener_, listen_in(env, path));
@@ -77,7 +79,8 @@ void Service::loop() {
     accepting = true;
     if (n < 0) continue;
     for (std::size_t i = connections_.size(); i-- > 0;)
-      if (polled[i + 2].revents != 0 && !serve(connections_[i])) connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
+      if (polled[i + 2].revents != 0 && !serve(connections_[i]))
+        connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
     if (polled[1].revents != 0) {
       const std::size_t before = connections_.size();
       accept_all();

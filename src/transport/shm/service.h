@@ -12,7 +12,8 @@ namespace refit::transport::shm {
 // Owns the listening socket and its connections. start/stop *thread-compatible*; the rest is loop-only.
 class Service {
  public:
-  static Result<std::unique_ptr<Service>> start(Env& env, const std::string& path, const Card& self, const Exports& exports);
+  static Result<std::unique_ptr<Service>> start(Env& env, const std::string& path, const Card& self,
+                                                const Exports& exports);
   ~Service();
   void stop();
   std::uint64_t foreign() const { return foreign_.load(); }

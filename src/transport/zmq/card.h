@@ -8,8 +8,8 @@ enum class Kind : std::uint32_t {
   kHello = 1,    // member: I am here (repeated until welcomed)
   kWelcome = 2,  // coordinator: you are a peer now
   kData = 3,
-  kPing = 4,     // either, when it has nothing else to say
-  kBye = 5,      // either: closing, or you are no peer of mine (any more)
+  kPing = 4,  // either, when it has nothing else to say
+  kBye = 5,   // either: closing, or you are no peer of mine (any more)
 };
 inline constexpr std::size_t kHeadBytes = 8;
 Bytes encode(Kind kind, std::span<const std::byte> payload = {});

@@ -6,7 +6,8 @@ namespace refit::transport::zmq {
 namespace {
 
 Error no(const char* what) {
-  return Error(Code::kUnsupported, std::string("transport zmq has no ") + what + " lanes in this build; it carries control messages");
+  return Error(Code::kUnsupported,
+               std::string("transport zmq has no ") + what + " lanes in this build; it carries control messages");
 }
 
 class MoverZmq final : public Mover {
@@ -16,7 +17,8 @@ class MoverZmq final : public Mover {
   // Members find the coordinator by a ControlAddress, so the card says nothing.
   Bytes card() const override { return {}; }
   Status reach(const Peer& peer, Deadline) override {
-    return Error(Code::kUnsupported, "transport zmq reaches peers by a control address, not by a card").at_peer(peer.name);
+    return Error(Code::kUnsupported, "transport zmq reaches peers by a control address, not by a card")
+        .at_peer(peer.name);
   }
   Result<std::unique_ptr<PushLane>> open_push(const LaneId&, std::span<const Peer>) override { return no("push"); }
   Result<std::unique_ptr<PullLane>> open_pull(const LaneId&, std::span<const Peer>) override { return no("pull"); }
@@ -46,6 +48,8 @@ class MoverZmq final : public Mover {
 
 }  // namespace
 
-Result<std::unique_ptr<Mover>> make(const MoverOptions& options) { return std::unique_ptr<Mover>(std::make_unique<MoverZmq>(options)); }
+Result<std::unique_ptr<Mover>> make(const MoverOptions& options) {
+  return std::unique_ptr<Mover>(std::make_unique<MoverZmq>(options));
+}
 
 }  // namespace refit::transport::zmq

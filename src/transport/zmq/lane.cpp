@@ -13,7 +13,9 @@ constexpr std::int64_t kLingerNs = kNsPerSecond;
 
 Error zmq_error(const std::string& what) {
   const int err = zmq_errno();
-  const Code code = err == EMFILE || err == ENOMEM || err == ENOBUFS ? Code::kExhausted : err == EADDRINUSE ? Code::kBusy : Code::kInvalid;
+  const Code code = err == EMFILE || err == ENOMEM || err == ENOBUFS ? Code::kExhausted
+                    : err == EADDRINUSE                              ? Code::kBusy
+                                                                     : Code::kInvalid;
   return Error(code, what + ": " + zmq_strerror(err));
 }
 
@@ -25,10 +27,12 @@ Status set(void* socket, int option, const char* name, T value) {
 
 }  // namespace
 
-Result<std::unique_ptr<ControlLane>> ControlLaneZmq::open(Env& env, const ControlAddress& address, std::shared_ptr<Tally> tally) {
+Result<std::unique_ptr<ControlLane>> ControlLaneZmq::open(Env& env, const ControlAddress& address,
+                                                          std::shared_ptr<Tally> tally) {
   REFIT_ASSIGN(std::string path, control_path(address.address));
   if (address.silent_after_ms < 100)
-    return Error(Code::kInvalid, "silent_after_ms must be at least 100, got " + std::to_string(address.silent_after_ms));
+    return Error(Code::kInvalid,
+                 "silent_after_ms must be at least 100, got " + std::to_string(address.silent_after_ms));
   REFIT_TRY(check_private_dir(path.substr(0, std::max<std::size_t>(1, path.find_last_of('/')))));
   std::unique_ptr<ControlLaneZmq> lane(new ControlLaneZmq(env, address, std::move(path), std::move(tally)));
   REFIT_ASSIGN(lane->wake_, Wake::make());
@@ -44,16 +48,19 @@ Status ControlLaneZmq::open_sockets() {
   socket_ = zmq_socket(context_, address_.listen ? ZMQ_ROUTER : ZMQ_DEALER);
   if (socket_ == nullptr) return zmq_error("cannot make a control socket");
   const int silent = static_cast<int>(std::min<std::int64_t>(address_.silent_after_ms, 3'600'000));
-  REFIT_TRY(set(socket_, ZMQ_MAXMSGSIZE, "ZMQ_MAXMSGSIZE", std::int64_t{kMaxControlBytes + static_cast<std::int64_t>(kHeadBytes)}));
+  REFIT_TRY(set(socket_, ZMQ_MAXMSGSIZE, "ZMQ_MAXMSGSIZE",
+                std::int64_t{kMaxControlBytes + static_cast<std::int64_t>(kHeadBytes)}));
   // Few messages inside libzmq: the bound that callers see is the mailbox.
   REFIT_TRY(set(socket_, ZMQ_SNDHWM, "ZMQ_SNDHWM", 16));
   REFIT_TRY(set(socket_, ZMQ_RCVHWM, "ZMQ_RCVHWM", 16));
   REFIT_TRY(set(socket_, ZMQ_HEARTBEAT_IVL, "ZMQ_HEARTBEAT_IVL", std::max(1, silent / 4)));
   REFIT_TRY(set(socket_, ZMQ_HEARTBEAT_TIMEOUT, "ZMQ_HEARTBEAT_TIMEOUT", silent));
   REFIT_TRY(set(socket_, ZMQ_LINGER, "ZMQ_LINGER", 0));
-  if (zmq_socket_monitor(socket_, "inproc://monitor", ZMQ_EVENT_DISCONNECTED) != 0) return zmq_error("cannot monitor the control socket");
+  if (zmq_socket_monitor(socket_, "inproc://monitor", ZMQ_EVENT_DISCONNECTED) != 0)
+    return zmq_error("cannot monitor the control socket");
   monitor_ = zmq_socket(context_, ZMQ_PAIR);
-  if (monitor_ == nullptr || zmq_connect(monitor_, "inproc://monitor") != 0) return zmq_error("cannot monitor the control socket");
+  if (monitor_ == nullptr || zmq_connect(monitor_, "inproc://monitor") != 0)
+    return zmq_error("cannot monitor the control socket");
   return attach();
 }
 
@@ -72,7 +79,8 @@ Status ControlLaneZmq::attach() {
   // libzmq would unlink whatever lies at the path; ours reclaims only a dead socket, so it binds and hands over.
   REFIT_ASSIGN(Fd listener, listen_in(env_, path_));
   Status bound = set(socket_, ZMQ_USE_FD, "ZMQ_USE_FD", listener.get());
-  if (bound.ok() && zmq_bind(socket_, address_.address.c_str()) != 0) bound = zmq_error("cannot listen on " + address_.address);
+  if (bound.ok() && zmq_bind(socket_, address_.address.c_str()) != 0)
+    bound = zmq_error("cannot listen on " + address_.address);
   if (!bound.ok()) {
     ::unlink(path_.c_str());
     return bound;

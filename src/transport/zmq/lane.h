@@ -19,7 +19,8 @@ struct Tally {
 
 class ControlLaneZmq final : public ControlLane {
  public:
-  static Result<std::unique_ptr<ControlLane>> open(Env& env, const ControlAddress& address, std::shared_ptr<Tally> tally);
+  static Result<std::unique_ptr<ControlLane>> open(Env& env, const ControlAddress& address,
+                                                   std::shared_ptr<Tally> tally);
   ~ControlLaneZmq() override;
   Status send(std::uint32_t peer, std::span<const std::byte> bytes) override;
   Result<ControlMessage> next(Deadline deadline) override;
@@ -67,12 +68,12 @@ class ControlLaneZmq final : public ControlLane {
   std::map<std::uint32_t, PeerState> peers_;
   std::map<Bytes, std::uint32_t> by_id_;
   std::uint32_t next_peer_ = 1;
-  bool welcomed_ = false;                // member: the coordinator knows us
-  std::int64_t probe_until_ns_ = 0;      // somebody hung up: find out soon who
+  bool welcomed_ = false;            // member: the coordinator knows us
+  std::int64_t probe_until_ns_ = 0;  // somebody hung up: find out soon who
   std::int64_t last_loop_ns_ = 0;
   std::atomic<bool> stop_{false};
   std::atomic<std::int64_t> flush_by_ns_{0};
-  std::mutex close_mutex_;               // close() and the destructor, from any thread
+  std::mutex close_mutex_;  // close() and the destructor, from any thread
   std::thread thread_;
 };
 

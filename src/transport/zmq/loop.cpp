@@ -9,14 +9,14 @@
 namespace refit::transport::zmq {
 namespace {
 
-constexpr std::int64_t kPingNs = 250'000'000;     // an idle peer hears from us this often
-constexpr std::int64_t kHelloNs = 20'000'000;   // until the coordinator answers
-constexpr std::int64_t kProbeNs = 20'000'000;     // pings while looking for who hung up
+constexpr std::int64_t kPingNs = 250'000'000;  // an idle peer hears from us this often
+constexpr std::int64_t kHelloNs = 20'000'000;  // until the coordinator answers
+constexpr std::int64_t kProbeNs = 20'000'000;  // pings while looking for who hung up
 constexpr std::int64_t kProbeForNs = 400'000'000;
-constexpr int kRetryMs = 2;                       // a socket refused a message for now
+constexpr int kRetryMs = 2;  // a socket refused a message for now
 constexpr int kTickMs = 50;
 constexpr int kHelloTickMs = 10;
-constexpr int kBatch = 256;                       // messages per turn, so that liveness is looked at under load
+constexpr int kBatch = 256;  // messages per turn, so that liveness is looked at under load
 constexpr std::size_t kMaxPeers = 4096;
 
 // One received frame. `more` tells whether the message goes on.
@@ -28,7 +28,9 @@ class Frame {
   Frame& operator=(const Frame&) = delete;
   bool receive(void* socket) { return zmq_msg_recv(&message_, socket, ZMQ_DONTWAIT) >= 0; }
   bool more() { return zmq_msg_more(&message_) != 0; }
-  std::span<const std::byte> bytes() { return {static_cast<const std::byte*>(zmq_msg_data(&message_)), zmq_msg_size(&message_)}; }
+  std::span<const std::byte> bytes() {
+    return {static_cast<const std::byte*>(zmq_msg_data(&message_)), zmq_msg_size(&message_)};
+  }
 
  private:
   zmq_msg_t message_;
@@ -38,7 +40,8 @@ class Frame {
 
 void ControlLaneZmq::loop() {
   while (!mailbox_.failed()) {
-    std::array<zmq_pollitem_t, 3> items{zmq_pollitem_t{nullptr, wake_.fd(), ZMQ_POLLIN, 0}, zmq_pollitem_t{monitor_, 0, ZMQ_POLLIN, 0},
+    std::array<zmq_pollitem_t, 3> items{zmq_pollitem_t{nullptr, wake_.fd(), ZMQ_POLLIN, 0},
+                                        zmq_pollitem_t{monitor_, 0, ZMQ_POLLIN, 0},
                                         zmq_pollitem_t{socket_, 0, ZMQ_POLLIN, 0}};
     const bool full = mailbox_.inbox_full();
     (void)zmq_poll(items.data(), full ? 2 : 3, poll_timeout_ms());
@@ -111,7 +114,8 @@ void ControlLaneZmq::receive_all(std::int64_t now) {
   }
 }
 
-void ControlLaneZmq::receive(std::span<const std::byte> routing_id, std::span<const std::byte> message, std::int64_t now) {
+void ControlLaneZmq::receive(std::span<const std::byte> routing_id, std::span<const std::byte> message,
+                             std::int64_t now) {
   tally_->bytes_in.fetch_add(message.size());
   const auto kind = decode(message);
   if (!kind.ok()) {
@@ -178,7 +182,8 @@ void ControlLaneZmq::flush(std::int64_t now) {
 
 void ControlLaneZmq::keep_alive(std::int64_t now) {
   if (!address_.listen && !welcomed_) {
-    if (!peers_.empty() && now - peers_[0].sent_ns >= kHelloNs && transmit({}, encode(Kind::kHello)) == Sent::kYes) peers_[0].sent_ns = now;
+    if (!peers_.empty() && now - peers_[0].sent_ns >= kHelloNs && transmit({}, encode(Kind::kHello)) == Sent::kYes)
+      peers_[0].sent_ns = now;
     return;
   }
   const std::int64_t every = now < probe_until_ns_ ? kProbeNs : kPingNs;
@@ -202,7 +207,8 @@ void ControlLaneZmq::drop(std::uint32_t number, const char* why) {
   peers_.erase(it);
   mailbox_.gone(number);
   // A member has nobody else to talk to: its lane is over.
-  if (!address_.listen) mailbox_.fail(Error(Code::kPeerLost, "the coordinator at " + address_.address + " " + why).at_peer("coordinator"));
+  if (!address_.listen)
+    mailbox_.fail(Error(Code::kPeerLost, "the coordinator at " + address_.address + " " + why).at_peer("coordinator"));
 }
 
 ControlLaneZmq::Sent ControlLaneZmq::transmit(std::span<const std::byte> routing_id, const Bytes& message) {

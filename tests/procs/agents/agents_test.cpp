@@ -97,7 +97,8 @@ TEST(Agents, UnequalReplicasAreRefusedWithBothOwners) {
   // The last bytes of the norm weights: replicated over tp, different on one owner.
   MemberThread& s = job.at("source:0.1");
   for (const model::Holding& h : s.trainer->rank_layout().holdings)
-    if (s.trainer->layout()->catalogue().tensors[h.tensor.value].name == "model.norm.weight") s.trainer->regions()[h.buffer].data[h.offset] ^= std::byte{1};
+    if (s.trainer->layout()->catalogue().tensors[h.tensor.value].name == "model.norm.weight")
+      s.trainer->regions()[h.buffer].data[h.offset] ^= std::byte{1};
   const auto r = must(job.sync->sync_weights());
   EXPECT_EQ(r.round.outcome, Outcome::kAborted);
   ASSERT_TRUE(r.round.error.has_value());

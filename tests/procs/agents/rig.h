@@ -13,7 +13,8 @@
 
 namespace refit::rig {
 
-inline constexpr const char* kConfig = R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":96,"intermediate_size":120,
+inline constexpr const char* kConfig =
+    R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":96,"intermediate_size":120,
   "num_hidden_layers":2,"num_attention_heads":6,"num_key_value_heads":3,"head_dim":16,"vocab_size":131,"tie_word_embeddings":true,
   "max_position_embeddings":64,"rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","torch_dtype":"bfloat16","attention_bias":false,"mlp_bias":false})";
 inline constexpr std::uint64_t kSeed = 5;
@@ -39,9 +40,9 @@ struct MemberThread {
   std::unique_ptr<engine::ReferenceEngine> engine;
   std::unique_ptr<agent::SourceAgent> source;
   std::unique_ptr<agent::Agent> target;
-  Observer observer;                       // set before start
+  Observer observer;  // set before start
   std::atomic<bool> stop{false};
-  std::atomic<std::int64_t> pause_ms{0};   // asleep this long before each slice: a late rank
+  std::atomic<std::int64_t> pause_ms{0};  // asleep this long before each slice: a late rank
   std::thread thread;
 
   agent::Agent& agent() { return source ? static_cast<agent::Agent&>(*source) : *target; }
@@ -85,7 +86,12 @@ class Job {
 
   void open_synchronizer() {
     Env& env = system_env();
-    mover_ = must(transport::make_mover("zmq", {.runtime_dir = dir_, .job = id_, .member = ~0u, .incarnation = Incarnation(env.random_u64()), .name = "coordinator", .env = &env}));
+    mover_ = must(transport::make_mover("zmq", {.runtime_dir = dir_,
+                                                .job = id_,
+                                                .member = ~0u,
+                                                .incarnation = Incarnation(env.random_u64()),
+                                                .name = "coordinator",
+                                                .env = &env}));
     sync::SyncOptions s;
     s.job = id_;
     s.shape = shape_;
@@ -124,7 +130,12 @@ class Job {
     Env& env = system_env();
     m.source.reset();
     m.target.reset();
-    transport::MoverOptions o{.runtime_dir = dir_, .job = id_, .member = member, .incarnation = Incarnation(env.random_u64()), .name = m.name.to_string(), .env = &env};
+    transport::MoverOptions o{.runtime_dir = dir_,
+                              .job = id_,
+                              .member = member,
+                              .incarnation = Incarnation(env.random_u64()),
+                              .name = m.name.to_string(),
+                              .env = &env};
     m.data = must(transport::make_mover("shm", o));
     m.control = must(transport::make_mover("zmq", o));
     agent::AgentOptions a;
@@ -173,12 +184,14 @@ class Job {
     bool same = true;
     for (const model::Holding& h : m.engine->rank_layout().holdings) {
       const model::LogicalTensor& t = target_->catalogue().tensors[h.tensor.value];
-      engine::for_each_run(t, h, m.engine->regions()[h.buffer].data, [&](std::int64_t linear, std::byte* live, std::int64_t count) {
-        std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(h.dtype)));
-        engine::initial_values(kSeed, t.name, t.dtype, linear, want.data(), count);
-        for (std::int64_t s = 1; s <= steps; ++s) engine::apply_step(rule, s, t.name, t.dtype, linear, want.data(), count);
-        same = same && std::memcmp(want.data(), live, want.size()) == 0;
-      });
+      engine::for_each_run(t, h, m.engine->regions()[h.buffer].data,
+                           [&](std::int64_t linear, std::byte* live, std::int64_t count) {
+                             std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(h.dtype)));
+                             engine::initial_values(kSeed, t.name, t.dtype, linear, want.data(), count);
+                             for (std::int64_t s = 1; s <= steps; ++s)
+                               engine::apply_step(rule, s, t.name, t.dtype, linear, want.data(), count);
+                             same = same && std::memcmp(want.data(), live, want.size()) == 0;
+                           });
     }
     return same;
   }

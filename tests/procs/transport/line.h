@@ -21,7 +21,8 @@ inline std::string to_hex(const transport::Bytes& bytes) {
 }
 inline transport::Bytes from_hex(const std::string& text) {
   transport::Bytes out;
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2) out.push_back(static_cast<std::byte>(std::stoul(text.substr(i, 2), nullptr, 16)));
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2)
+    out.push_back(static_cast<std::byte>(std::stoul(text.substr(i, 2), nullptr, 16)));
   return out;
 }
 // What byte `at` of region `region` is in `round` of `job`.

@@ -167,7 +167,8 @@ TEST(ShmProcess, TargetKilledLeavesTheSourceWhole) {
       target.kill();
     }
     std::string after;
-    for (const Deadline deadline = Deadline::after_s(5); after != before && !deadline.over(); system_env().wait(Deadline::after_ns(10'000'000)))
+    for (const Deadline deadline = Deadline::after_s(5); after != before && !deadline.over();
+         system_env().wait(Deadline::after_ns(10'000'000)))
       after = source.ask("fds");
     EXPECT_EQ(after, before);  // the dead readers' connections are closed
     source.quit();
@@ -182,7 +183,8 @@ TEST(ShmProcess, TwoJobsOnOneHost) {
   for (std::uint64_t round = 1; round <= 10; ++round) {
     const std::string expose = "expose " + std::to_string(round);
     const Bytes red_d = descriptor_of(red.ask(expose)), blue_d = descriptor_of(blue.ask(expose));
-    for (auto [target, d, foreign] : {std::tuple(&red_target, &red_d, &blue_d), std::tuple(&blue_target, &blue_d, &red_d)}) {
+    for (auto [target, d, foreign] :
+         {std::tuple(&red_target, &red_d, &blue_d), std::tuple(&blue_target, &blue_d, &red_d)}) {
       auto lane = target->open(round);
       EXPECT_EQ(lane->request(BucketId(0), 1, *foreign, kAll).error().code, Code::kMismatch);
       ASSERT_TRUE(lane->request(BucketId(1), 1, *d, kAll).ok());

@@ -21,7 +21,8 @@ struct Lane {
   // Seconds until the event, or -1.
   double wait_for(PeerEvent event, double patience, std::uint32_t* peer = nullptr) {
     const std::int64_t start = monotonic_ns();
-    for (const Deadline deadline = Deadline::after_s(patience); !deadline.over(); system_env().wait(Deadline::after_ns(2'000'000))) {
+    for (const Deadline deadline = Deadline::after_s(patience); !deadline.over();
+         system_env().wait(Deadline::after_ns(2'000'000))) {
       for (const Liveness& l : lane->liveness()) events.push_back(l);
       const auto it = std::find_if(events.begin(), events.end(), [&](const Liveness& l) { return l.event == event; });
       if (it == events.end()) continue;

@@ -11,7 +11,9 @@ constexpr std::uint32_t kBuckets = 40;
 
 class FaultyBed final : public NamedBed {
  public:
-  FaultyBed(std::uint64_t seed, SimFaults faults) : NamedBed("sim"), seed_(seed), faults_(faults) { job = hash128("sim " + std::to_string(seed)); }
+  FaultyBed(std::uint64_t seed, SimFaults faults) : NamedBed("sim"), seed_(seed), faults_(faults) {
+    job = hash128("sim " + std::to_string(seed));
+  }
   Result<std::unique_ptr<Mover>> mover(const MoverOptions& options) override {
     MoverOptions seeded = options;
     seeded.seed = seed_;

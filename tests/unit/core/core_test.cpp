@@ -68,7 +68,8 @@ TEST(Segment, TouchedRangeHandlesNegativeStridesAndOverflow) {
   ASSERT_TRUE(r.ok());
   EXPECT_EQ(r->lo, 80);
   EXPECT_EQ(r->hi, 124);
-  EXPECT_FALSE(touched({.region = 0, .offset = 0, .run_bytes = 1, .extents = {std::int64_t{1} << 62}, .strides = {8}}).ok());
+  EXPECT_FALSE(
+      touched({.region = 0, .offset = 0, .run_bytes = 1, .extents = {std::int64_t{1} << 62}, .strides = {8}}).ok());
 }
 
 TEST(Hash, HexRoundTripAndLengthPrefix) {

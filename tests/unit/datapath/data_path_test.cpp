@@ -11,10 +11,12 @@
 namespace refit::agent {
 namespace {
 
-constexpr const char* kLlama = R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":96,"intermediate_size":120,
+constexpr const char* kLlama =
+    R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":96,"intermediate_size":120,
   "num_hidden_layers":2,"num_attention_heads":6,"num_key_value_heads":3,"head_dim":16,"vocab_size":131,"tie_word_embeddings":true,
   "max_position_embeddings":64,"rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","torch_dtype":"bfloat16","attention_bias":false,"mlp_bias":false})";
-constexpr const char* kMoe = R"({"model_type":"qwen3_moe","architectures":["Qwen3MoeForCausalLM"],"hidden_size":64,"intermediate_size":96,
+constexpr const char* kMoe =
+    R"({"model_type":"qwen3_moe","architectures":["Qwen3MoeForCausalLM"],"hidden_size":64,"intermediate_size":96,
   "moe_intermediate_size":32,"num_experts":4,"num_experts_per_tok":2,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":2,"head_dim":8,
   "vocab_size":130,"tie_word_embeddings":false,"mlp_only_layers":[1],"decoder_sparse_step":1,"norm_topk_prob":true,"max_position_embeddings":64,
   "rms_norm_eps":1e-6,"rope_theta":10000.0,"hidden_act":"silu","torch_dtype":"bfloat16"})";
@@ -30,7 +32,8 @@ struct Case {
 // One process that plays every rank.
 struct Stage {
   std::shared_ptr<const model::Layout> source, target;
-  plan::Options options{.bucket_bytes = 4096, .staging_bytes = 1 << 20, .partial = false, .files = false, .allow_cast = {}};
+  plan::Options options{
+      .bucket_bytes = 4096, .staging_bytes = 1 << 20, .partial = false, .files = false, .allow_cast = {}};
   memory::Budget budget{1 << 30};
   std::vector<std::unique_ptr<engine::ReferenceTrainer>> trainers;
   std::vector<plan::RankPlan> source_plans;
@@ -51,14 +54,17 @@ struct Stage {
       source_plans.push_back(std::move(*plan));
       members.push_back(100 + r);
     }
-    for (std::uint32_t r = 0; r < source->world(); ++r) sealers.push_back(std::make_unique<Sealer>(source_plans[r], trainers[r]->regions(), kSeed, kernel::Exec{}));
+    for (std::uint32_t r = 0; r < source->world(); ++r)
+      sealers.push_back(std::make_unique<Sealer>(source_plans[r], trainers[r]->regions(), kSeed, kernel::Exec{}));
     for (std::uint32_t r = 0; r < target->world(); ++r) {
       engines.push_back(std::move(engine::ReferenceEngine::make(target, Rank(r), &budget)).value());
       auto plan = plan::make_plan(*source, *target, options, plan::Side::kTarget, Rank(r));
       if (!plan.ok()) throw std::runtime_error(plan.error().to_string());
       auto table = lower_target(*plan, *target, engines.back()->rank_layout(), members, options);
       const auto live = engines.back()->regions();
-      executors.push_back(std::move(install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, kSeed, {}, &budget)).value());
+      executors.push_back(
+          std::move(install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, kSeed, {}, &budget))
+              .value());
     }
   }
 
@@ -93,12 +99,15 @@ struct Stage {
     for (auto& e : engines)
       for (const model::Holding& h : e->rank_layout().holdings) {
         const model::LogicalTensor& t = target->catalogue().tensors[h.tensor.value];
-        engine::for_each_run(t, h, e->regions()[h.buffer].data, [&](std::int64_t linear, std::byte* live, std::int64_t count) {
-          std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(h.dtype)));
-          engine::initial_values(kSeed, t.name, t.dtype, linear, want.data(), count);
-          for (std::int64_t s = 1; s <= steps; ++s) engine::apply_step(rule, s, t.name, t.dtype, linear, want.data(), count);
-          ASSERT_EQ(std::memcmp(want.data(), live, want.size()), 0) << t.name << " rank " << e->rank().value << " at " << linear;
-        });
+        engine::for_each_run(t, h, e->regions()[h.buffer].data,
+                             [&](std::int64_t linear, std::byte* live, std::int64_t count) {
+                               std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(h.dtype)));
+                               engine::initial_values(kSeed, t.name, t.dtype, linear, want.data(), count);
+                               for (std::int64_t s = 1; s <= steps; ++s)
+                                 engine::apply_step(rule, s, t.name, t.dtype, linear, want.data(), count);
+                               ASSERT_EQ(std::memcmp(want.data(), live, want.size()), 0)
+                                   << t.name << " rank " << e->rank().value << " at " << linear;
+                             });
       }
   }
 };
@@ -116,14 +125,16 @@ TEST_P(DataPath, StagedBytesAndDigestsAgreeOverTwoVersions) {
     std::map<std::uint64_t, kernel::Digest> groups;
     for (const Seal& seal : s.seals) {
       sources += seal.counted;
-      for (const auto& [g, d] : seal.groups) EXPECT_EQ(groups.try_emplace(g, d).first->second, d) << "owners of one box disagree";
+      for (const auto& [g, d] : seal.groups)
+        EXPECT_EQ(groups.try_emplace(g, d).first->second, d) << "owners of one box disagree";
     }
     const std::int64_t per = s.target->world() / s.target->instances();
     for (std::int64_t i = 0; i < s.target->instances(); ++i) {
       kernel::Digest replica;
       for (std::int64_t r = i * per; r < (i + 1) * per; ++r) {
         auto& x = *s.executors[static_cast<std::size_t>(r)];
-        ASSERT_TRUE(s.stage(static_cast<std::size_t>(r)).ok()) << s.stage(static_cast<std::size_t>(r)).error().to_string();
+        ASSERT_TRUE(s.stage(static_cast<std::size_t>(r)).ok())
+            << s.stage(static_cast<std::size_t>(r)).error().to_string();
         ASSERT_TRUE(x.verify(true).ok());
         const Status applied = x.apply(version == 0);
         ASSERT_TRUE(applied.ok()) << applied.error().to_string();
@@ -138,9 +149,13 @@ TEST_P(DataPath, StagedBytesAndDigestsAgreeOverTwoVersions) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, DataPath,
-                         testing::Values(Case{kLlama, "fsdp=2,tp=2", "vllm:tp=3"}, Case{kLlama, "fsdp=4", "vllm:tp=1,replicas=2"}, Case{kLlama, "tp=3", "vllm:tp=3,replicas=2"},
-                                         Case{kLlama, "megatron:tp=3", "vllm:tp=3"}, Case{kLlama, "hf", "vllm:tp=3"}, Case{kMoe, "fsdp=3", "vllm:tp=2"},
-                                         Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2,ep=4"}, Case{kMoe, "tp=2", "vllm:tp=4"}, Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2"}));
+                         testing::Values(Case{kLlama, "fsdp=2,tp=2", "vllm:tp=3"},
+                                         Case{kLlama, "fsdp=4", "vllm:tp=1,replicas=2"},
+                                         Case{kLlama, "tp=3", "vllm:tp=3,replicas=2"},
+                                         Case{kLlama, "megatron:tp=3", "vllm:tp=3"}, Case{kLlama, "hf", "vllm:tp=3"},
+                                         Case{kMoe, "fsdp=3", "vllm:tp=2"},
+                                         Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2,ep=4"},
+                                         Case{kMoe, "tp=2", "vllm:tp=4"}, Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2"}));
 
 TEST(DataPathFaults, AWriteAfterTheSealIsFoundByTargetAndByRescan) {
   Stage s({kLlama, "fsdp=2", "vllm:tp=1"});

@@ -11,10 +11,14 @@ class CheckpointFolder : public Folder {
   void config() const { put("config.json", "{}"); }
   void shard(const std::string& name, const std::vector<std::string>& tensors) const {
     std::string header;
-    for (std::size_t i = 0; i < tensors.size(); ++i) header += (i ? "," : "") + entry(tensors[i], "U8", "[1]", "[" + std::to_string(i) + "," + std::to_string(i + 1) + "]");
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      header +=
+          (i ? "," : "") + entry(tensors[i], "U8", "[1]", "[" + std::to_string(i) + "," + std::to_string(i + 1) + "]");
     put(name, raw("{" + header + "}", tensors.size()));
   }
-  void index(const std::string& weight_map) const { put("model.safetensors.index.json", "{\"metadata\":{\"total_size\":3},\"weight_map\":{" + weight_map + "}}"); }
+  void index(const std::string& weight_map) const {
+    put("model.safetensors.index.json", "{\"metadata\":{\"total_size\":3},\"weight_map\":{" + weight_map + "}}");
+  }
   std::string refusal() const {
     const auto opened = Checkpoint::open(path_.string());
     return opened.ok() ? "accepted" : opened.error().to_string();
@@ -52,11 +56,19 @@ TEST_F(CheckpointFolder, IndexesThatLie) {
   shard("s2.safetensors", {"z"});
   const std::pair<const char*, const char*> cases[] = {
       {R"("x":"s1.safetensors","y":"s1.safetensors","z":"s3.safetensors")", "shard s3.safetensors is missing"},
-      {R"("x":"s1.safetensors","y":"s2.safetensors","z":"s2.safetensors")", "tensor y is in s1.safetensors, not in s2.safetensors"},
+      {R"("x":"s1.safetensors","y":"s2.safetensors","z":"s2.safetensors")",
+       "tensor y is in s1.safetensors, not in s2.safetensors"},
       {R"("x":"s1.safetensors","z":"s2.safetensors")", "tensor y of s1.safetensors is not listed"},
-      {R"("x":"s1.safetensors","y":"s1.safetensors","w":"s1.safetensors","z":"s2.safetensors")", "tensor w is not in s1.safetensors"},
-      {R"("x":"../s1.safetensors")", "not in a plain file name"}, {R"("x":"/etc/passwd")", "not in a plain file name"}, {R"("x":"..")", "not in a plain file name"}, {R"("x":"")", "not in a plain file name"},
-      {R"("x":7)", "not in a plain file name"}, {R"("x":"a\u0000b")", "not in a plain file name"}, {R"("x":"s1.safetensors","x":"s2.safetensors")", "key 'x' appears twice"}, {"", "'weight_map' is empty"}};
+      {R"("x":"s1.safetensors","y":"s1.safetensors","w":"s1.safetensors","z":"s2.safetensors")",
+       "tensor w is not in s1.safetensors"},
+      {R"("x":"../s1.safetensors")", "not in a plain file name"},
+      {R"("x":"/etc/passwd")", "not in a plain file name"},
+      {R"("x":"..")", "not in a plain file name"},
+      {R"("x":"")", "not in a plain file name"},
+      {R"("x":7)", "not in a plain file name"},
+      {R"("x":"a\u0000b")", "not in a plain file name"},
+      {R"("x":"s1.safetensors","x":"s2.safetensors")", "key 'x' appears twice"},
+      {"", "'weight_map' is empty"}};
   for (const auto& [map, message] : cases) {
     index(map);
     EXPECT_THAT(refusal(), testing::HasSubstr(message)) << map;
@@ -81,10 +93,12 @@ TEST_F(CheckpointFolder, OddPathsAreNoCheckpoints) {
 }
 
 TEST_F(CheckpointFolder, LayoutOfItsOwnTensors) {
-  const std::string text = R"({"model_type":"llama","hidden_size":4,"num_hidden_layers":1,"num_attention_heads":2,"intermediate_size":6,"vocab_size":5,"torch_dtype":"float32"})";
+  const std::string text =
+      R"({"model_type":"llama","hidden_size":4,"num_hidden_layers":1,"num_attention_heads":2,"intermediate_size":6,"vocab_size":5,"torch_dtype":"float32"})";
   const auto catalogue = model::catalogue_of(text);
   std::vector<TensorSpec> specs;
-  for (const auto& t : catalogue->tensors) specs.push_back({t.name, t.name == "model.norm.weight" ? DType::kF64 : t.dtype, t.shape});
+  for (const auto& t : catalogue->tensors)
+    specs.push_back({t.name, t.name == "model.norm.weight" ? DType::kF64 : t.dtype, t.shape});
   auto writer = SafetensorsWriter::create(at("model.safetensors"), specs);
   ASSERT_TRUE(writer.ok()) << writer.error().to_string();
   ASSERT_TRUE(writer->commit().ok());

@@ -21,11 +21,14 @@ inline std::string raw(const std::string& header, std::size_t data) {
   return out + header + std::string(data, '\0');
 }
 
-inline std::string entry(const std::string& name, const std::string& dtype, const std::string& shape, const std::string& offsets) {
+inline std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
+                         const std::string& offsets) {
   return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}";
 }
 
-inline Result<SafetensorsHeader> parse(const std::string& file) { return parse_safetensors(std::as_bytes(std::span(file.data(), file.size()))); }
+inline Result<SafetensorsHeader> parse(const std::string& file) {
+  return parse_safetensors(std::as_bytes(std::span(file.data(), file.size())));
+}
 inline std::string refusal(const std::string& file) {
   const auto parsed = parse(file);
   return parsed.ok() ? "accepted" : parsed.error().to_string();
@@ -39,7 +42,9 @@ class Folder : public testing::Test {
   }
   ~Folder() override { std::filesystem::remove_all(path_); }
   std::string at(const std::string& name) const { return (path_ / name).string(); }
-  void put(const std::string& name, const std::string& bytes) const { std::ofstream(at(name), std::ios::binary) << bytes; }
+  void put(const std::string& name, const std::string& bytes) const {
+    std::ofstream(at(name), std::ios::binary) << bytes;
+  }
   std::vector<std::string> list() const {
     std::vector<std::string> out;
     for (const auto& e : std::filesystem::directory_iterator(path_)) out.push_back(e.path().filename().string());

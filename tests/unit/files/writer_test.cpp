@@ -7,7 +7,11 @@ namespace {
 using Writer = Folder;
 
 TEST_F(Writer, RoundTripAlignedAndExact) {
-  const std::vector<TensorSpec> specs{{"wide", DType::kF64, {2}}, {"nan", DType::kF32, {3, 1}}, {"half", DType::kBF16, {}}, {"none", DType::kF16, {0, 7}}, {"bytes \"quoted\" é", DType::kBool, {5}}};
+  const std::vector<TensorSpec> specs{{"wide", DType::kF64, {2}},
+                                      {"nan", DType::kF32, {3, 1}},
+                                      {"half", DType::kBF16, {}},
+                                      {"none", DType::kF16, {0, 7}},
+                                      {"bytes \"quoted\" é", DType::kBool, {5}}};
   auto writer = SafetensorsWriter::create(at("m.safetensors"), specs, {{"format", "pt"}});
   ASSERT_TRUE(writer.ok()) << writer.error().to_string();
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(writer->data().data()) % 64, 0u);
@@ -56,8 +60,10 @@ TEST_F(Writer, RefusalsNameThePath) {
   const auto huge = FileWriter::create(at("f"), std::int64_t{1} << 60);
   ASSERT_FALSE(huge.ok());
   EXPECT_THAT(huge.error().to_string(), testing::HasSubstr("cannot reserve its space"));
-  EXPECT_THAT(SafetensorsWriter::create(at("f"), {{"a", DType::kU8, {1}}, {"a", DType::kU8, {1}}}).error().to_string(), testing::HasSubstr("tensor 'a' has a name that is taken"));
-  EXPECT_THAT(SafetensorsWriter::create(at("f"), {{"a", DType::kF64, {std::int64_t{1} << 61}}}).error().to_string(), testing::HasSubstr("passes 2^63"));
+  EXPECT_THAT(SafetensorsWriter::create(at("f"), {{"a", DType::kU8, {1}}, {"a", DType::kU8, {1}}}).error().to_string(),
+              testing::HasSubstr("tensor 'a' has a name that is taken"));
+  EXPECT_THAT(SafetensorsWriter::create(at("f"), {{"a", DType::kF64, {std::int64_t{1} << 61}}}).error().to_string(),
+              testing::HasSubstr("passes 2^63"));
   EXPECT_FALSE(SafetensorsWriter::create(at("f"), {{"__metadata__", DType::kU8, {1}}}).ok());
   EXPECT_TRUE(list().empty());
   put("long", std::string(100, 'x'));

@@ -1,4 +1,5 @@
-// Casts: exhaustive where the source has 16 bits or fewer, edges and random bits elsewhere, against plain C++ arithmetic.
+// Casts: exhaustive where the source has 16 bits or fewer, edges and random bits elsewhere, against plain C++
+// arithmetic.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -36,8 +37,10 @@ double value_of(std::uint32_t bits, int exponent_bits, int mantissa_bits, bool h
   const auto exponent = static_cast<int>(bits >> mantissa_bits) & top;
   const auto mantissa = bits & ((1u << mantissa_bits) - 1);
   const double sign = (bits >> (exponent_bits + mantissa_bits)) != 0 ? -1.0 : 1.0;
-  if (has_infinity && exponent == top) return mantissa == 0 ? sign * std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
-  if (!has_infinity && exponent == top && mantissa == (1u << mantissa_bits) - 1) return std::numeric_limits<double>::quiet_NaN();
+  if (has_infinity && exponent == top)
+    return mantissa == 0 ? sign * std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+  if (!has_infinity && exponent == top && mantissa == (1u << mantissa_bits) - 1)
+    return std::numeric_limits<double>::quiet_NaN();
   const double fraction = static_cast<double>(mantissa) / (1u << mantissa_bits);
   return sign * (exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1.0 + fraction, exponent - bias));
 }
@@ -47,7 +50,10 @@ struct Small {
   int bytes, exponent_bits, mantissa_bits;
   bool has_infinity;
 };
-constexpr Small kSmall[] = {{DType::kF16, 2, 5, 10, true}, {DType::kBF16, 2, 8, 7, true}, {DType::kF8E4M3, 1, 4, 3, false}, {DType::kF8E5M2, 1, 5, 2, true}};
+constexpr Small kSmall[] = {{DType::kF16, 2, 5, 10, true},
+                            {DType::kBF16, 2, 8, 7, true},
+                            {DType::kF8E4M3, 1, 4, 3, false},
+                            {DType::kF8E5M2, 1, 5, 2, true}};
 
 TEST(Cast, EverySmallFloatWidensToItsValueAndComesBackAsItWas) {
   for (const std::string& isa : available_isas()) {
@@ -55,7 +61,8 @@ TEST(Cast, EverySmallFloatWidensToItsValueAndComesBackAsItWas) {
     for (const Small& s : kSmall) {
       const std::uint32_t n = 1u << (8 * s.bytes);
       std::vector<char> src(n * static_cast<std::size_t>(s.bytes)), back(src.size());
-      for (std::uint32_t i = 0; i < n; ++i) std::memcpy(src.data() + i * static_cast<std::size_t>(s.bytes), &i, static_cast<std::size_t>(s.bytes));
+      for (std::uint32_t i = 0; i < n; ++i)
+        std::memcpy(src.data() + i * static_cast<std::size_t>(s.bytes), &i, static_cast<std::size_t>(s.bytes));
       std::vector<float> wide(n);
       EXPECT_TRUE(cast(s.type, DType::kF32, src.data(), wide.data(), n)) << isa << to_string(s.type);
       EXPECT_TRUE(cast(DType::kF32, s.type, wide.data(), back.data(), n)) << isa << to_string(s.type);
@@ -79,7 +86,8 @@ std::uint32_t nearest(const Small& s, double v) {
   const std::uint32_t sign = std::signbit(v) ? 1u << (s.exponent_bits + s.mantissa_bits) : 0u;
   const double m = std::fabs(v);
   const std::uint32_t top = ((1u << s.exponent_bits) - 1) << s.mantissa_bits;
-  const std::uint32_t beyond = s.has_infinity ? top : top | ((1u << s.mantissa_bits) - 1);  // first code that is no number
+  const std::uint32_t beyond =
+      s.has_infinity ? top : top | ((1u << s.mantissa_bits) - 1);  // first code that is no number
   std::uint32_t lo = 0, hi = beyond;
   while (hi - lo > 1) {
     const std::uint32_t mid = (lo + hi) / 2;
@@ -88,7 +96,8 @@ std::uint32_t nearest(const Small& s, double v) {
   const double below = value_of(lo, s.exponent_bits, s.mantissa_bits, s.has_infinity);
   // The code past the largest number stands where the next number would be.
   const double above = value_of(hi, s.exponent_bits, s.mantissa_bits, false);
-  const double next = std::isnan(above) ? below + (below - value_of(lo - 1, s.exponent_bits, s.mantissa_bits, s.has_infinity)) : above;
+  const double next =
+      std::isnan(above) ? below + (below - value_of(lo - 1, s.exponent_bits, s.mantissa_bits, s.has_infinity)) : above;
   if (m - below < next - m) return sign | lo;
   if (m - below > next - m) return sign | hi;
   return sign | (lo % 2 == 0 ? lo : hi);
@@ -103,9 +112,11 @@ TEST(Cast, NarrowingRoundsToNearestEven) {
   // Around every small float and every tie between two of them.
   for (const Small& s : kSmall)
     for (std::uint32_t c = 0; c < (1u << (8 * s.bytes)); c += s.bytes == 1 ? 1 : 7) {
-      const double v = value_of(c, s.exponent_bits, s.mantissa_bits, s.has_infinity), w = value_of(c ^ 1, s.exponent_bits, s.mantissa_bits, s.has_infinity);
+      const double v = value_of(c, s.exponent_bits, s.mantissa_bits, s.has_infinity),
+                   w = value_of(c ^ 1, s.exponent_bits, s.mantissa_bits, s.has_infinity);
       for (const double x : {v, (v + w) / 2})
-        for (const std::uint32_t d : {0u, 1u, ~0u}) bits.push_back(std::bit_cast<std::uint32_t>(static_cast<float>(x)) + d);
+        for (const std::uint32_t d : {0u, 1u, ~0u})
+          bits.push_back(std::bit_cast<std::uint32_t>(static_cast<float>(x)) + d);
     }
   for (const std::string& isa : available_isas()) {
     ASSERT_TRUE(force_isa(isa).ok());
@@ -117,7 +128,8 @@ TEST(Cast, NarrowingRoundsToNearestEven) {
         if (std::isnan(v) || std::isinf(v)) continue;
         std::uint32_t got = 0;
         std::memcpy(&got, out.data() + i * static_cast<std::size_t>(s.bytes), static_cast<std::size_t>(s.bytes));
-        ASSERT_EQ(got, nearest(s, static_cast<double>(v))) << isa << " " << to_string(s.type) << " bits " << std::hex << bits[i];
+        ASSERT_EQ(got, nearest(s, static_cast<double>(v)))
+            << isa << " " << to_string(s.type) << " bits " << std::hex << bits[i];
       }
     }
   }
@@ -161,11 +173,14 @@ TEST(Cast, IntegersAndBool) {
   EXPECT_FALSE(exact);
   EXPECT_EQ((cast_one<std::uint8_t>(DType::kI32, DType::kU8, std::int32_t{-1}, &exact)), 0);
   EXPECT_FALSE(exact);
-  EXPECT_EQ((cast_one<std::int64_t>(DType::kF64, DType::kI64, -9223372036854775808.0, &exact)), std::numeric_limits<std::int64_t>::min());
+  EXPECT_EQ((cast_one<std::int64_t>(DType::kF64, DType::kI64, -9223372036854775808.0, &exact)),
+            std::numeric_limits<std::int64_t>::min());
   EXPECT_TRUE(exact);
-  EXPECT_EQ((cast_one<std::int64_t>(DType::kF64, DType::kI64, 9223372036854775808.0, &exact)), std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ((cast_one<std::int64_t>(DType::kF64, DType::kI64, 9223372036854775808.0, &exact)),
+            std::numeric_limits<std::int64_t>::max());
   EXPECT_FALSE(exact);
-  EXPECT_EQ((cast_one<float>(DType::kI64, DType::kF32, std::numeric_limits<std::int64_t>::max(), &exact)), 9223372036854775808.0f);
+  EXPECT_EQ((cast_one<float>(DType::kI64, DType::kF32, std::numeric_limits<std::int64_t>::max(), &exact)),
+            9223372036854775808.0f);
   EXPECT_FALSE(exact);
   EXPECT_EQ((cast_one<std::int32_t>(DType::kF32, DType::kI32, 2.5f, &exact)), 2);
   EXPECT_FALSE(exact);
@@ -188,12 +203,14 @@ TEST(Cast, DoubleToSingleMatchesTheProcessor) {
   Random random(seed);
   for (int i = 0; i < 20000; ++i) {
     std::uint64_t bits = random.engine();
-    if (i % 2 == 0) bits = (bits & 0x800fffffffffffffu) | static_cast<std::uint64_t>(1023 - 160 + random.below(320)) << 52;
+    if (i % 2 == 0)
+      bits = (bits & 0x800fffffffffffffu) | static_cast<std::uint64_t>(1023 - 160 + random.below(320)) << 52;
     const auto v = std::bit_cast<double>(bits);
     if (std::isnan(v)) continue;
     bool exact = false;
     const float got = cast_one<float>(DType::kF64, DType::kF32, v, &exact);
-    ASSERT_EQ(std::bit_cast<std::uint32_t>(got), std::bit_cast<std::uint32_t>(static_cast<float>(v))) << "seed " << seed << " " << std::hex << bits;
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(got), std::bit_cast<std::uint32_t>(static_cast<float>(v)))
+        << "seed " << seed << " " << std::hex << bits;
     ASSERT_EQ(exact, static_cast<double>(got) == v);
   }
 }

@@ -8,7 +8,8 @@ namespace refit::kernel::testing {
 namespace {
 
 // Digest of the box [lo, hi) of a row-major (or column-major) matrix.
-Digest box_digest(const DigestKeys& keys, const std::vector<char>& data, std::int64_t rows, std::int64_t columns, DType type, Interval r, Interval c, bool turned) {
+Digest box_digest(const DigestKeys& keys, const std::vector<char>& data, std::int64_t rows, std::int64_t columns,
+                  DType type, Interval r, Interval c, bool turned) {
   const std::int64_t item = item_size(type);
   const Dims strides = turned ? Dims{item, rows * item} : Dims{columns * item, item};
   const Dims extents{r.size(), c.size()}, steps{1, 1}, origin{r.lo, c.lo};
@@ -72,7 +73,8 @@ TEST(DigestProperty, FactoredAndPermutedViewsGiveTheSameSum) {
   std::vector<char> permuted(data.size());
   const Dims extents{groups, 2, width, columns}, steps{2 * width, width, 1, 1}, origin{0, 0};
   const std::vector<int> axis{0, 0, 0, 1};
-  const Dims from{2 * width * columns * 2, width * columns * 2, columns * 2, 2}, to{width * columns * 2, groups * width * columns * 2, columns * 2, 2};
+  const Dims from{2 * width * columns * 2, width * columns * 2, columns * 2, 2},
+      to{width * columns * 2, groups * width * columns * 2, columns * 2, 2};
   Job job;
   job.src = data.data();
   job.dst = permuted.data();
@@ -180,9 +182,14 @@ TEST(DigestExhaustive, EveryPairSwapOfASmallTensorIsSeen) {
       for (std::size_t a = 0; a < 16; ++a)
         for (std::size_t b = a + 1; b < 16; ++b) {
           if (std::memcmp(data.data() + a * item, data.data() + b * item, item) == 0) continue;
-          const auto swap = [&] { std::swap_ranges(data.begin() + static_cast<std::ptrdiff_t>(a * item), data.begin() + static_cast<std::ptrdiff_t>((a + 1) * item), data.begin() + static_cast<std::ptrdiff_t>(b * item)); };
+          const auto swap = [&] {
+            std::swap_ranges(data.begin() + static_cast<std::ptrdiff_t>(a * item),
+                             data.begin() + static_cast<std::ptrdiff_t>((a + 1) * item),
+                             data.begin() + static_cast<std::ptrdiff_t>(b * item));
+          };
           swap();
-          EXPECT_NE(box_digest(keys, data, 4, 4, type, {0, 4}, {0, 4}, false), before) << "seed " << seed << " " << a << "," << b;
+          EXPECT_NE(box_digest(keys, data, 4, 4, type, {0, 4}, {0, 4}, false), before)
+              << "seed " << seed << " " << a << "," << b;
           swap();
         }
     }

@@ -44,7 +44,8 @@ OwnedJob random_job(Random& random, std::int64_t most, bool casts) {
   const Storage dst = random_storage(random, out.extents, item_size(out.to), true);
   out.src_strides = src.strides;
   out.dst_strides = dst.strides;
-  if (random.chance(10) && !out.extents.empty()) out.src_strides[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(out.extents.size())))] = 0;
+  if (random.chance(10) && !out.extents.empty())
+    out.src_strides[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(out.extents.size())))] = 0;
   out.src_at = src.at;
   out.dst_at = dst.at;
   out.src = random_bytes(random, src.bytes);
@@ -58,7 +59,8 @@ struct Batch {
   std::vector<bool> writes;
   std::vector<Job> jobs() {
     std::vector<Job> out;
-    for (std::size_t i = 0; i < owned.size(); ++i) out.push_back(owned[i].job(i % 5 == 4 ? nullptr : &keys[i], writes[i]));
+    for (std::size_t i = 0; i < owned.size(); ++i)
+      out.push_back(owned[i].job(i % 5 == 4 ? nullptr : &keys[i], writes[i]));
     return out;
   }
 };
@@ -74,7 +76,8 @@ Batch random_batch(std::uint64_t seed, int count, std::int64_t most, bool casts)
   return out;
 }
 
-void expect_equal(Batch& got, Batch& want, const std::vector<Digest>& got_digests, const std::vector<Digest>& want_digests) {
+void expect_equal(Batch& got, Batch& want, const std::vector<Digest>& got_digests,
+                  const std::vector<Digest>& want_digests) {
   for (std::size_t i = 0; i < want.owned.size(); ++i) {
     EXPECT_TRUE(got.owned[i].dst == want.owned[i].dst) << "bytes of job " << i;
     EXPECT_EQ(got_digests[i], want_digests[i]) << "digest of job " << i;
@@ -121,7 +124,8 @@ TEST(Run, LargeBatchesStreamAndEqualTheReference) {
 }
 
 // One matrix of `rows` x `columns`; `turned` says whether a side stores it transposed.
-OwnedJob matrix(Random& random, std::int64_t rows, std::int64_t columns, DType type, bool src_turned, bool dst_turned, std::int64_t shift, std::int64_t gap) {
+OwnedJob matrix(Random& random, std::int64_t rows, std::int64_t columns, DType type, bool src_turned, bool dst_turned,
+                std::int64_t shift, std::int64_t gap) {
   OwnedJob out;
   const std::int64_t item = item_size(type);
   out.extents = {rows, columns};
@@ -138,7 +142,9 @@ OwnedJob matrix(Random& random, std::int64_t rows, std::int64_t columns, DType t
   const std::int64_t bytes = (rows + 1) * (columns + 1) * item + (rows + columns) * gap + 256;
   out.src = random_bytes(random, bytes);
   out.dst = random_bytes(random, bytes);
-  const auto align = [](const std::vector<char>& v) { return static_cast<std::int64_t>((64 - reinterpret_cast<std::uintptr_t>(v.data()) % 64) % 64); };
+  const auto align = [](const std::vector<char>& v) {
+    return static_cast<std::int64_t>((64 - reinterpret_cast<std::uintptr_t>(v.data()) % 64) % 64);
+  };
   out.src_at = align(out.src) + shift % 3;
   out.dst_at = align(out.dst) + shift;
   return out;
@@ -151,11 +157,14 @@ TEST(Run, TailsAndAlignmentsOfRowsAndTransposes) {
     for (int i = 0; i < 60; ++i) {
       const bool large = i % 30 == 0;  // past the threshold of streaming stores
       const std::int64_t rows = large ? 900 + random.below(60) : 1 + random.below(100);
-      const std::int64_t columns = large ? (std::int64_t{1} << 20) / (900 * item_size(type)) + random.below(9) : 1 + random.below(100);
-      const std::int64_t shift = random.chance(50) ? random.below(64) : random.below(8) * 8, gap = random.chance(50) ? random.below(3) * 64 : random.below(9);
+      const std::int64_t columns =
+          large ? (std::int64_t{1} << 20) / (900 * item_size(type)) + random.below(9) : 1 + random.below(100);
+      const std::int64_t shift = random.chance(50) ? random.below(64) : random.below(8) * 8,
+                         gap = random.chance(50) ? random.below(3) * 64 : random.below(9);
       const bool src_turned = random.chance(50), dst_turned = random.chance(50);
-      SCOPED_TRACE(::testing::Message() << "seed " << seed << " case " << i << " type " << to_string(type) << " " << rows << "x" << columns << " shift "
-                                        << shift << " gap " << gap << " turned " << src_turned << dst_turned);
+      SCOPED_TRACE(::testing::Message() << "seed " << seed << " case " << i << " type " << to_string(type) << " "
+                                        << rows << "x" << columns << " shift " << shift << " gap " << gap << " turned "
+                                        << src_turned << dst_turned);
       OwnedJob base = matrix(random, rows, columns, type, src_turned, dst_turned, shift, gap);
       const DigestKeys keys = DigestKeys::make(seed, "m", base.shape);
       const std::vector<char> before = base.dst;
@@ -181,9 +190,11 @@ TEST(Run, DigestAndStreamFromTheSameRegisters) {
   Random random(seed);
   for (const DType type : {DType::kU8, DType::kBF16, DType::kF32, DType::kI64}) {
     for (int i = 0; i < 2; ++i) {
-      const std::int64_t item = item_size(type), columns = (i % 2 == 0 ? 256 : 9000) / item + random.below(80), gap = 64 * ceil_div(columns * item, 64) - columns * item;
+      const std::int64_t item = item_size(type), columns = (i % 2 == 0 ? 256 : 9000) / item + random.below(80),
+                         gap = 64 * ceil_div(columns * item, 64) - columns * item;
       const std::int64_t rows = (std::int64_t{1} << 20) / (columns * item) + 2;
-      SCOPED_TRACE(::testing::Message() << "seed " << seed << " type " << to_string(type) << " " << rows << "x" << columns);
+      SCOPED_TRACE(::testing::Message() << "seed " << seed << " type " << to_string(type) << " " << rows << "x"
+                                        << columns);
       OwnedJob base = matrix(random, rows, columns, type, false, false, 0, gap);
       base.origin[1] = 64 * random.below(5);
       base.src_at += random.below(5);
@@ -194,7 +205,9 @@ TEST(Run, DigestAndStreamFromTheSameRegisters) {
       const std::vector<char> expected = base.dst;
       for (const std::string& isa : available_isas()) {
         ASSERT_TRUE(force_isa(isa).ok());
-        for (std::int64_t r = 0; r < rows; ++r) std::memset(base.dst.data() + base.dst_at + r * base.dst_strides[0], 0, static_cast<std::size_t>(columns * item));
+        for (std::int64_t r = 0; r < rows; ++r)
+          std::memset(base.dst.data() + base.dst_at + r * base.dst_strides[0], 0,
+                      static_cast<std::size_t>(columns * item));
         run({}, std::span(&job, 1), std::span(&got, 1));
         EXPECT_TRUE(base.dst == expected) << isa;
         EXPECT_EQ(got, want) << isa;
@@ -232,7 +245,8 @@ TEST(Run, JobsCutBetweenThreadsGiveTheSameBytesAndDigests) {
       for (std::int64_t i = 0; i < rows; i += 13)
         for (std::int64_t j = 0; j < columns; j += 7) {
           const std::int64_t at = base.dst_at + i * base.dst_strides[0] + j * base.dst_strides[1];
-          ASSERT_EQ(std::memcmp(base.dst.data() + at, expected.data() + at, 2), 0) << threads << " threads, " << i << "," << j;
+          ASSERT_EQ(std::memcmp(base.dst.data() + at, expected.data() + at, 2), 0)
+              << threads << " threads, " << i << "," << j;
         }
     }
   }
@@ -243,7 +257,8 @@ class Guarded {
  public:
   explicit Guarded(std::int64_t bytes) : page_(::sysconf(_SC_PAGESIZE)) {
     inside_ = ceil_div(bytes, page_) * page_;
-    void* p = ::mmap(nullptr, static_cast<std::size_t>(inside_ + 2 * page_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* p =
+        ::mmap(nullptr, static_cast<std::size_t>(inside_ + 2 * page_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     base_ = static_cast<char*>(p);
     EXPECT_EQ(::mprotect(base_ + page_, static_cast<std::size_t>(inside_), PROT_READ | PROT_WRITE), 0);
   }
@@ -265,13 +280,16 @@ TEST(Run, NeverTouchesAByteOutsideItsBoxes) {
     ASSERT_TRUE(force_isa(isa).ok());
     for (int i = 0; i < 60; ++i) {
       const bool large = i % 20 == 0;
-      const std::int64_t item = std::int64_t{1} << random.below(4), rows = large ? 1100 : 1 + random.below(70), columns = large ? 1000 : 1 + random.below(70);
-      SCOPED_TRACE(::testing::Message() << isa << " seed " << seed << " case " << i << " item " << item << " " << rows << "x" << columns);
+      const std::int64_t item = std::int64_t{1} << random.below(4), rows = large ? 1100 : 1 + random.below(70),
+                         columns = large ? 1000 : 1 + random.below(70);
+      SCOPED_TRACE(::testing::Message() << isa << " seed " << seed << " case " << i << " item " << item << " " << rows
+                                        << "x" << columns);
       const std::int64_t bytes = rows * columns * item;
       const Guarded from(bytes), to(bytes);
       const DType type = item == 1 ? DType::kF8E4M3 : item == 2 ? DType::kF16 : item == 4 ? DType::kI32 : DType::kF64;
       const DigestKeys keys = DigestKeys::make(seed, "g", {rows, columns});
-      const Dims extents{rows, columns}, plain{columns * item, item}, turned{item, rows * item}, steps{1, 1}, origin{0, 0};
+      const Dims extents{rows, columns}, plain{columns * item, item}, turned{item, rows * item}, steps{1, 1},
+          origin{0, 0};
       const std::vector<int> axis{0, 1};
       for (const bool at_end : {false, true}) {
         for (const Dims& dst_strides : {plain, turned}) {
@@ -313,7 +331,9 @@ TEST(Run, CopyFlatAndTranspose) {
     transpose(Exec{&pool}, dst.data(), rows * item, src.data(), columns * item, rows, columns, item);
     transpose(Exec{&pool}, back.data(), columns * item, dst.data(), rows * item, columns, rows, item);
     EXPECT_TRUE(back == src) << item;
-    EXPECT_EQ(std::memcmp(dst.data() + (5 * rows + 7) * item, src.data() + (7 * columns + 5) * item, static_cast<std::size_t>(item)), 0);
+    EXPECT_EQ(std::memcmp(dst.data() + (5 * rows + 7) * item, src.data() + (7 * columns + 5) * item,
+                          static_cast<std::size_t>(item)),
+              0);
   }
 }
 

@@ -1,6 +1,6 @@
 // The vocabulary itself, op by op, on arrays small enough to write out.
-#include "unit/model/fixtures.h"
 #include "model/rules/arrangement.h"
+#include "unit/model/fixtures.h"
 
 namespace refit::model::test {
 namespace {
@@ -18,9 +18,16 @@ std::string laid(const World& w, const Program& program, std::vector<Dims> membe
   std::vector<std::string> out(static_cast<std::size_t>(elements(whole(made->shape))), ".");
   for (const Piece& p : made->pieces) {
     const Lie lie = lie_of(p, made->shape);
-    Holding h{.tensor = {}, .buffer = 0, .view = lie.view, .box = lie.box, .offset = lie.offset, .strides = lie.strides, .dtype = DType::kU8};
+    Holding h{.tensor = {},
+              .buffer = 0,
+              .view = lie.view,
+              .box = lie.box,
+              .offset = lie.offset,
+              .strides = lie.strides,
+              .dtype = DType::kU8};
     each_element(h, members[static_cast<std::size_t>(p.member)], [&](std::int64_t logical, std::int64_t offset) {
-      out.at(static_cast<std::size_t>(offset)) = (p.expert >= 0 ? std::to_string(p.expert) + "/" : "") + std::to_string(p.member) + ":" + std::to_string(logical);
+      out.at(static_cast<std::size_t>(offset)) = (p.expert >= 0 ? std::to_string(p.expert) + "/" : "") +
+                                                 std::to_string(p.member) + ":" + std::to_string(logical);
     });
   }
   std::string text;
@@ -36,7 +43,8 @@ TEST(Ops, LoadCutConcatPad) {
   EXPECT_EQ(laid(w, {op::load(0), op::cut(1, CutRule::kEven, "tp")}, {{2, 4}}), "0:1 0:5");
   EXPECT_EQ(laid(w, {op::load(0), op::load(1), op::concat(0, 2)}, {{1, 2}, {2, 2}}), "0:0 0:1 1:0 1:1 1:2 1:3");
   EXPECT_EQ(laid(w, {op::load(0), op::pad(0, "4")}, {{3}}), "0:0 0:1 0:2 .");
-  EXPECT_EQ(laid(w, {op::load(0), op::cut(0, CutRule::kEven, "tp")}, {{6}}), "invalid: an extent of 6 does not divide by tp=4");
+  EXPECT_EQ(laid(w, {op::load(0), op::cut(0, CutRule::kEven, "tp")}, {{6}}),
+            "invalid: an extent of 6 does not divide by tp=4");
   EXPECT_EQ(laid(w, {op::load(0), op::cut(0, CutRule::kEven, "tp")}, {{0}}), "");
 }
 
@@ -66,7 +74,9 @@ TEST(Ops, InterleaveAndCutThroughIt) {
     for (w.at[1] = 0; w.at[1] < 4; ++w.at[1]) all += laid(w, cut, {{6}, {2}}) + "|";
   EXPECT_EQ(all, "0:0|0:1|0:2|1:0|0:3|0:4|0:5|1:1|");
   // Gate and up alternating element by element.
-  EXPECT_EQ(laid(w, {op::load(0), op::view(0, "3,1"), op::load(1), op::view(0, "3,1"), op::interleave(0, 2)}, {{3}, {3}}), "0:0 1:0 0:1 1:1 0:2 1:2");
+  EXPECT_EQ(
+      laid(w, {op::load(0), op::view(0, "3,1"), op::load(1), op::view(0, "3,1"), op::interleave(0, 2)}, {{3}, {3}}),
+      "0:0 1:0 0:1 1:1 0:2 1:2");
 }
 
 TEST(Ops, StackChoosesExperts) {
@@ -103,14 +113,19 @@ TEST(Ops, CutTables) {
 
 TEST(Ops, WrongProgramsAreErrors) {
   World w;
-  for (const Program& wrong : {Program{}, Program{op::load(1)}, Program{op::concat(0, 2)}, Program{op::load(0), op::load(0)}, Program{op::load(0), op::cut(1, CutRule::kEven, "tp")},
-                               Program{op::load(0), op::view(0, "3,2")}, Program{op::load(0), op::view(0, "Q,2")}, Program{op::load(0), op::interleave(0, 1)}, Program{op::load(0), op::cast("f99")}})
+  for (const Program& wrong :
+       {Program{}, Program{op::load(1)}, Program{op::concat(0, 2)}, Program{op::load(0), op::load(0)},
+        Program{op::load(0), op::cut(1, CutRule::kEven, "tp")}, Program{op::load(0), op::view(0, "3,2")},
+        Program{op::load(0), op::view(0, "Q,2")}, Program{op::load(0), op::interleave(0, 1)},
+        Program{op::load(0), op::cast("f99")}})
     EXPECT_FALSE(run(wrong, {&w.symbols, &w.mesh, &w.at, {{4}}, 0}).ok()) << to_string(wrong);
 }
 
 TEST(Ops, PlainSlicesHavePlainBoxes) {
   World w;
-  const auto made = run({op::load(0), op::view(0, "G,4"), op::load(1), op::view(0, "G,1"), op::interleave(0, 2), op::cut(0, CutRule::kEven, "dp")}, {&w.symbols, &w.mesh, &w.at, {{8, 3}, {2, 3}}, 0});
+  const auto made = run({op::load(0), op::view(0, "G,4"), op::load(1), op::view(0, "G,1"), op::interleave(0, 2),
+                         op::cut(0, CutRule::kEven, "dp")},
+                        {&w.symbols, &w.mesh, &w.at, {{8, 3}, {2, 3}}, 0});
   ASSERT_TRUE(made.ok());
   for (const Piece& p : made->pieces) EXPECT_TRUE(lie_of(p, made->shape).view.is_trivial());
 }

@@ -8,7 +8,9 @@ struct Case {
   std::string config_json, message;
 };
 class Config : public testing::TestWithParam<Case> {};
-TEST_P(Config, ErrorsNameTheKey) { EXPECT_THAT(refusal(GetParam().config_json, "hf"), testing::HasSubstr(GetParam().message)); }
+TEST_P(Config, ErrorsNameTheKey) {
+  EXPECT_THAT(refusal(GetParam().config_json, "hf"), testing::HasSubstr(GetParam().message));
+}
 
 std::string with(const std::string& key, const std::string& value) {
   std::string out = config({});
@@ -23,10 +25,14 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Case{"", "not a JSON object"}, Case{"[1]", "not a JSON object"}, Case{"{\"model_type\":", "not a JSON object"},
         Case{"{}", "model_type is missing"}, Case{with("model_type", "7"), "model_type must be a string"},
-        Case{with("model_type", "\"gpt2\""), "unsupported: config.json: no rules for model_type 'gpt2' (built: llama, qwen2, qwen3, qwen3_moe)"},
-        Case{with("architectures", "[\"LlamaForSequenceClassification\"]"), "architectures names LlamaForSequenceClassification"},
-        Case{R"({"model_type":"llama"})", "hidden_size is missing"}, Case{with("hidden_size", "\"8\""), "hidden_size must be an integer"},
-        Case{with("hidden_size", "8.5"), "hidden_size must be an integer"}, Case{with("hidden_size", "null"), "hidden_size is missing"},
+        Case{with("model_type", "\"gpt2\""),
+             "unsupported: config.json: no rules for model_type 'gpt2' (built: llama, qwen2, qwen3, qwen3_moe)"},
+        Case{with("architectures", "[\"LlamaForSequenceClassification\"]"),
+             "architectures names LlamaForSequenceClassification"},
+        Case{R"({"model_type":"llama"})", "hidden_size is missing"},
+        Case{with("hidden_size", "\"8\""), "hidden_size must be an integer"},
+        Case{with("hidden_size", "8.5"), "hidden_size must be an integer"},
+        Case{with("hidden_size", "null"), "hidden_size is missing"},
         Case{with("hidden_size", "-8"), "hidden_size is -8"}, Case{with("hidden_size", "0"), "hidden_size is 0"},
         Case{with("hidden_size", "9223372036854775807"), "hidden_size is 9223372036854775807, more than"},
         Case{with("hidden_size", "18446744073709551615"), "hidden_size is 18446744073709551615, more than"},
@@ -34,37 +40,51 @@ INSTANTIATE_TEST_SUITE_P(
         Case{with("num_key_value_heads", "3"), "num_attention_heads 4 is no multiple of num_key_value_heads 3"},
         Case{with("vocab_size", "true"), "vocab_size must be an integer"},
         Case{with("tie_word_embeddings", "\"yes\""), "tie_word_embeddings must be true or false"},
-        Case{with("torch_dtype", "\"int8\""), "torch_dtype 'int8' is none of"}, Case{with("torch_dtype", "16"), "torch_dtype must be a string"},
+        Case{with("torch_dtype", "\"int8\""), "torch_dtype 'int8' is none of"},
+        Case{with("torch_dtype", "16"), "torch_dtype must be a string"},
         Case{with("quantization_config", R"({"bits":4})"), "quantization_config is set"},
-        Case{R"({"model_type":"llama","hidden_size":10,"num_hidden_layers":1,"num_attention_heads":4,"intermediate_size":8,"vocab_size":9})", "hidden_size 10 does not divide by num_attention_heads 4"},
-        Case{R"({"model_type":"llama","hidden_size":2147483648,"num_hidden_layers":1,"num_attention_heads":1024,"head_dim":2147483648,"intermediate_size":8,"vocab_size":9})", "pass 2^63"},
+        Case{
+            R"({"model_type":"llama","hidden_size":10,"num_hidden_layers":1,"num_attention_heads":4,"intermediate_size":8,"vocab_size":9})",
+            "hidden_size 10 does not divide by num_attention_heads 4"},
+        Case{
+            R"({"model_type":"llama","hidden_size":2147483648,"num_hidden_layers":1,"num_attention_heads":1024,"head_dim":2147483648,"intermediate_size":8,"vocab_size":9})",
+            "pass 2^63"},
         Case{config({.type = "qwen3_moe"}), "num_experts is missing"},
-        Case{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"decoder_sparse_step":0)"}), "decoder_sparse_step is 0"},
-        Case{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":[-1])"}), "mlp_only_layers is -1"},
-        Case{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":{})"}), "mlp_only_layers must be a list"}));
+        Case{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"decoder_sparse_step":0)"}),
+             "decoder_sparse_step is 0"},
+        Case{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":[-1])"}),
+             "mlp_only_layers is -1"},
+        Case{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":{})"}),
+             "mlp_only_layers must be a list"}));
 
 TEST(ConfigDefaults, DerivedAndForeignKeys) {
   // head_dim from the sizes, KV heads as many as query heads, foreign keys ignored, "dtype" as newer files write it.
-  const auto layout = must(R"({"model_type":"llama","hidden_size":12,"num_hidden_layers":1,"num_attention_heads":4,"head_dim":null,
-                              "intermediate_size":8,"vocab_size":9,"dtype":"float32","rope_scaling":{"factor":-1},"num_experts":-3})", "hf");
+  const auto layout =
+      must(R"({"model_type":"llama","hidden_size":12,"num_hidden_layers":1,"num_attention_heads":4,"head_dim":null,
+                              "intermediate_size":8,"vocab_size":9,"dtype":"float32","rope_scaling":{"factor":-1},"num_experts":-3})",
+           "hf");
   ASSERT_TRUE(layout);
-  const LogicalTensor& k = layout->catalogue().tensors[static_cast<std::size_t>(id_of(layout->catalogue(), "model.layers.0.self_attn.k_proj.weight"))];
+  const LogicalTensor& k =
+      layout->catalogue()
+          .tensors[static_cast<std::size_t>(id_of(layout->catalogue(), "model.layers.0.self_attn.k_proj.weight"))];
   EXPECT_EQ(k.shape, (Dims{12, 12}));
   EXPECT_EQ(k.dtype, DType::kF32);
   EXPECT_NE(id_of(layout->catalogue(), "lm_head.weight"), -1);
 }
 
 TEST(ConfigDefaults, BiasesWhereTheConfigurationAsks) {
-  for (const auto& [more, tensors] : std::map<std::string, std::size_t>{{"", 12}, {R"(,"attention_bias":true)", 16}, {R"(,"mlp_bias":true)", 15}})
+  for (const auto& [more, tensors] :
+       std::map<std::string, std::size_t>{{"", 12}, {R"(,"attention_bias":true)", 16}, {R"(,"mlp_bias":true)", 15}})
     EXPECT_EQ(must(config({.more = more}), "hf")->catalogue().tensors.size(), tensors) << more;
   EXPECT_EQ(must(config({.type = "qwen2"}), "hf")->catalogue().tensors.size(), 15u);
   EXPECT_EQ(must(config({.type = "qwen3"}), "hf")->catalogue().tensors.size(), 14u);
 }
 
 TEST(Builtin, ParameterCounts) {
-  const std::map<std::string, std::int64_t> counts{{"llama-3.1-8b", 8'030'261'248},  {"llama-3.1-70b", 70'553'706'496}, {"llama-3.2-1b", 1'235'814'400},
-                                                   {"smollm2-135m", 134'515'008},   {"qwen2.5-0.5b", 494'032'768},     {"qwen2.5-7b", 7'615'616'512},
-                                                   {"qwen3-0.6b", 596'049'920},     {"qwen3-8b", 8'190'735'360},       {"qwen3-30b-a3b", 30'532'122'624}};
+  const std::map<std::string, std::int64_t> counts{
+      {"llama-3.1-8b", 8'030'261'248}, {"llama-3.1-70b", 70'553'706'496}, {"llama-3.2-1b", 1'235'814'400},
+      {"smollm2-135m", 134'515'008},   {"qwen2.5-0.5b", 494'032'768},     {"qwen2.5-7b", 7'615'616'512},
+      {"qwen3-0.6b", 596'049'920},     {"qwen3-8b", 8'190'735'360},       {"qwen3-30b-a3b", 30'532'122'624}};
   for (const std::string& name : builtin_names()) {
     const auto catalogue = catalogue_of(*builtin_config(name));
     ASSERT_TRUE(catalogue.ok());
@@ -77,7 +97,8 @@ TEST(Builtin, ParameterCounts) {
 TEST(Builtin, LayersAndUnknownNames) {
   EXPECT_EQ(catalogue_of(*builtin_config("llama-3.1-8b@layers=3"))->tensors.size(), 3u * 9 + 3);
   EXPECT_THAT(builtin_config("gpt-5").error().message, testing::HasSubstr("known: llama-3.1-8b"));
-  for (const char* bad : {"llama-3.1-8b@layers=0", "llama-3.1-8b@layers=-1", "llama-3.1-8b@heads=2", "llama-3.1-8b@layers=99999999999999999999", "llama-3.1-8b@"})
+  for (const char* bad : {"llama-3.1-8b@layers=0", "llama-3.1-8b@layers=-1", "llama-3.1-8b@heads=2",
+                          "llama-3.1-8b@layers=99999999999999999999", "llama-3.1-8b@"})
     EXPECT_THAT(builtin_config(bad).error().message, testing::HasSubstr("layers=N")) << bad;
 }
 

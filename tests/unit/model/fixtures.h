@@ -24,14 +24,20 @@ struct Sizes {
 };
 
 inline std::string config(const Sizes& s) {
-  std::string out = "{\"model_type\":\"" + s.type + "\",\"hidden_size\":" + std::to_string(s.hidden) + ",\"num_hidden_layers\":" + std::to_string(s.layers) +
-                    ",\"num_attention_heads\":" + std::to_string(s.heads) + ",\"num_key_value_heads\":" + std::to_string(s.kv_heads) + ",\"head_dim\":" + std::to_string(s.head_dim) +
-                    ",\"intermediate_size\":" + std::to_string(s.width) + ",\"vocab_size\":" + std::to_string(s.vocabulary) + ",\"tie_word_embeddings\":" + (s.tied ? "true" : "false");
-  if (s.experts > 0) out += ",\"num_experts\":" + std::to_string(s.experts) + ",\"moe_intermediate_size\":" + std::to_string(s.expert_width);
+  std::string out =
+      "{\"model_type\":\"" + s.type + "\",\"hidden_size\":" + std::to_string(s.hidden) +
+      ",\"num_hidden_layers\":" + std::to_string(s.layers) + ",\"num_attention_heads\":" + std::to_string(s.heads) +
+      ",\"num_key_value_heads\":" + std::to_string(s.kv_heads) + ",\"head_dim\":" + std::to_string(s.head_dim) +
+      ",\"intermediate_size\":" + std::to_string(s.width) + ",\"vocab_size\":" + std::to_string(s.vocabulary) +
+      ",\"tie_word_embeddings\":" + (s.tied ? "true" : "false");
+  if (s.experts > 0)
+    out += ",\"num_experts\":" + std::to_string(s.experts) +
+           ",\"moe_intermediate_size\":" + std::to_string(s.expert_width);
   return out + s.more + "}";
 }
 
-inline std::shared_ptr<const Layout> must(const std::string& config_json, const std::string& spec, const Catalogue* names = nullptr) {
+inline std::shared_ptr<const Layout> must(const std::string& config_json, const std::string& spec,
+                                          const Catalogue* names = nullptr) {
   auto made = rule_layout(config_json, spec, names);
   if (!made.ok()) {
     PrintFailure(made.error());
@@ -47,7 +53,8 @@ inline RankLayout rank_of(const Layout& layout, std::uint32_t rank) {
 }
 
 inline std::int64_t id_of(const Catalogue& catalogue, const std::string& name) {
-  const auto at = std::lower_bound(catalogue.tensors.begin(), catalogue.tensors.end(), name, [](const LogicalTensor& t, const std::string& n) { return t.name < n; });
+  const auto at = std::lower_bound(catalogue.tensors.begin(), catalogue.tensors.end(), name,
+                                   [](const LogicalTensor& t, const std::string& n) { return t.name < n; });
   return at != catalogue.tensors.end() && at->name == name ? at - catalogue.tensors.begin() : -1;
 }
 
@@ -76,7 +83,8 @@ void each_element(const Holding& h, const Dims& shape, Visit visit) {
 // One parameter of one rank as "name[logical index]" of each element; "." where no holding lies.
 inline std::vector<std::string> contents(const Layout& layout, std::uint32_t rank, const std::string& parameter) {
   const RankLayout r = rank_of(layout, rank);
-  const auto p = std::find_if(r.parameters.begin(), r.parameters.end(), [&](const Parameter& x) { return x.name == parameter; });
+  const auto p =
+      std::find_if(r.parameters.begin(), r.parameters.end(), [&](const Parameter& x) { return x.name == parameter; });
   if (p == r.parameters.end()) {
     ADD_FAILURE() << "rank " << rank << " has no parameter " << parameter;
     return {};
@@ -98,9 +106,11 @@ inline std::vector<std::string> contents(const Layout& layout, std::uint32_t ran
 // The rows of a parameter in short form: "q3" for row 3 of q_proj, "-" for a row without holdings. Checks that a row is
 // one whole row of one tensor.
 inline std::string rows(const Layout& layout, std::uint32_t rank, const std::string& parameter) {
-  static const std::map<std::string, std::string> kShort{{"q_proj", "q"}, {"k_proj", "k"}, {"v_proj", "v"}, {"gate_proj", "g"}, {"up_proj", "u"}, {"embed_tokens", "w"}};
+  static const std::map<std::string, std::string> kShort{{"q_proj", "q"},    {"k_proj", "k"},  {"v_proj", "v"},
+                                                         {"gate_proj", "g"}, {"up_proj", "u"}, {"embed_tokens", "w"}};
   const RankLayout r = rank_of(layout, rank);
-  const auto p = std::find_if(r.parameters.begin(), r.parameters.end(), [&](const Parameter& x) { return x.name == parameter; });
+  const auto p =
+      std::find_if(r.parameters.begin(), r.parameters.end(), [&](const Parameter& x) { return x.name == parameter; });
   if (p == r.parameters.end()) return "no parameter";
   const std::int64_t width = p->shape.back();
   const std::vector<std::string> all = contents(layout, rank, parameter);

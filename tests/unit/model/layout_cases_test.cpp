@@ -7,7 +7,8 @@ namespace refit::model::test {
 namespace {
 
 const std::string kLayer = "model.layers.0.", kMegatron = "decoder.layers.0.";
-const std::string kQkv = kMegatron + "self_attention.linear_qkv.weight", kEngineQkv = kLayer + "self_attn.qkv_proj.weight";
+const std::string kQkv = kMegatron + "self_attention.linear_qkv.weight",
+                  kEngineQkv = kLayer + "self_attn.qkv_proj.weight";
 
 struct RowsCase {
   Sizes sizes;
@@ -22,10 +23,12 @@ TEST_P(Rows, LieWhereTheTableSays) {
   const auto layout = must(config(c.sizes), c.spec);
   ASSERT_TRUE(layout);
   ASSERT_EQ(static_cast<std::size_t>(layout->world()), c.by_rank.size());
-  for (std::uint32_t r = 0; r < c.by_rank.size(); ++r) EXPECT_EQ(rows(*layout, r, c.parameter), c.by_rank[r]) << "rank " << r;
+  for (std::uint32_t r = 0; r < c.by_rank.size(); ++r)
+    EXPECT_EQ(rows(*layout, r, c.parameter), c.by_rank[r]) << "rank " << r;
 }
 
-const Sizes kSmall{.heads = 4, .kv_heads = 2}, kWide{.heads = 8, .kv_heads = 2}, kBias{.type = "qwen2", .heads = 4, .kv_heads = 2};
+const Sizes kSmall{.heads = 4, .kv_heads = 2}, kWide{.heads = 8, .kv_heads = 2},
+    kBias{.type = "qwen2", .heads = 4, .kv_heads = 2};
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, Rows,
@@ -34,16 +37,38 @@ INSTANTIATE_TEST_SUITE_P(
         RowsCase{kSmall, "megatron:tp=1", kQkv, {"q0 q1 q2 q3 k0 k1 v0 v1 q4 q5 q6 q7 k2 k3 v2 v3"}},
         RowsCase{kSmall, "megatron:tp=2", kQkv, {"q0 q1 q2 q3 k0 k1 v0 v1", "q4 q5 q6 q7 k2 k3 v2 v3"}},
         // More ranks than KV heads: cuts inside groups, then inside heads.
-        RowsCase{kWide, "megatron:tp=4", kQkv, {"q0 q1 q2 q3 q4 q5", "q6 q7 k0 k1 v0 v1", "q8 q9 q10 q11 q12 q13", "q14 q15 k2 k3 v2 v3"}},
-        RowsCase{kWide, "megatron:tp=8", kQkv, {"q0 q1 q2", "q3 q4 q5", "q6 q7 k0", "k1 v0 v1", "q8 q9 q10", "q11 q12 q13", "q14 q15 k2", "k3 v2 v3"}},
+        RowsCase{kWide,
+                 "megatron:tp=4",
+                 kQkv,
+                 {"q0 q1 q2 q3 q4 q5", "q6 q7 k0 k1 v0 v1", "q8 q9 q10 q11 q12 q13", "q14 q15 k2 k3 v2 v3"}},
+        RowsCase{
+            kWide,
+            "megatron:tp=8",
+            kQkv,
+            {"q0 q1 q2", "q3 q4 q5", "q6 q7 k0", "k1 v0 v1", "q8 q9 q10", "q11 q12 q13", "q14 q15 k2", "k3 v2 v3"}},
         // The engine repeats K and V heads on neighbours instead.
-        RowsCase{kWide, "vllm:tp=4", kEngineQkv, {"q0 q1 q2 q3 k0 k1 v0 v1", "q4 q5 q6 q7 k0 k1 v0 v1", "q8 q9 q10 q11 k2 k3 v2 v3", "q12 q13 q14 q15 k2 k3 v2 v3"}},
-        RowsCase{kWide, "vllm:tp=8", kEngineQkv, {"q0 q1 k0 k1 v0 v1", "q2 q3 k0 k1 v0 v1", "q4 q5 k0 k1 v0 v1", "q6 q7 k0 k1 v0 v1", "q8 q9 k2 k3 v2 v3", "q10 q11 k2 k3 v2 v3", "q12 q13 k2 k3 v2 v3", "q14 q15 k2 k3 v2 v3"}},
+        RowsCase{kWide,
+                 "vllm:tp=4",
+                 kEngineQkv,
+                 {"q0 q1 q2 q3 k0 k1 v0 v1", "q4 q5 q6 q7 k0 k1 v0 v1", "q8 q9 q10 q11 k2 k3 v2 v3",
+                  "q12 q13 q14 q15 k2 k3 v2 v3"}},
+        RowsCase{kWide,
+                 "vllm:tp=8",
+                 kEngineQkv,
+                 {"q0 q1 k0 k1 v0 v1", "q2 q3 k0 k1 v0 v1", "q4 q5 k0 k1 v0 v1", "q6 q7 k0 k1 v0 v1",
+                  "q8 q9 k2 k3 v2 v3", "q10 q11 k2 k3 v2 v3", "q12 q13 k2 k3 v2 v3", "q14 q15 k2 k3 v2 v3"}},
         RowsCase{kSmall, "vllm:tp=1", kEngineQkv, {"q0 q1 q2 q3 q4 q5 q6 q7 k0 k1 k2 k3 v0 v1 v2 v3"}},
-        RowsCase{kSmall, "vllm:tp=2,dp=2", kEngineQkv, {"q0 q1 q2 q3 k0 k1 v0 v1", "q4 q5 q6 q7 k2 k3 v2 v3", "q0 q1 q2 q3 k0 k1 v0 v1", "q4 q5 q6 q7 k2 k3 v2 v3"}},
+        RowsCase{kSmall,
+                 "vllm:tp=2,dp=2",
+                 kEngineQkv,
+                 {"q0 q1 q2 q3 k0 k1 v0 v1", "q4 q5 q6 q7 k2 k3 v2 v3", "q0 q1 q2 q3 k0 k1 v0 v1",
+                  "q4 q5 q6 q7 k2 k3 v2 v3"}},
         // Gate and up are halves of each rank, not of the whole.
         RowsCase{{.width = 4}, "megatron:tp=2", kMegatron + "mlp.linear_fc1.weight", {"g0 g1 u0 u1", "g2 g3 u2 u3"}},
-        RowsCase{{.heads = 4, .kv_heads = 4, .width = 4}, "vllm:tp=4", kLayer + "mlp.gate_up_proj.weight", {"g0 u0", "g1 u1", "g2 u2", "g3 u3"}},
+        RowsCase{{.heads = 4, .kv_heads = 4, .width = 4},
+                 "vllm:tp=4",
+                 kLayer + "mlp.gate_up_proj.weight",
+                 {"g0 u0", "g1 u1", "g2 u2", "g3 u3"}},
         // FSDP2 chunks are ceil-sized; the last may be short or empty.
         RowsCase{{.width = 10}, "fsdp=4", kLayer + "mlp.gate_proj.weight", {"g0 g1 g2", "g3 g4 g5", "g6 g7 g8", "g9"}},
         RowsCase{{.width = 5}, "fsdp=4", kLayer + "mlp.gate_proj.weight", {"g0 g1", "g2 g3", "g4", ""}},
@@ -51,7 +76,8 @@ INSTANTIATE_TEST_SUITE_P(
         RowsCase{{.width = 8}, "fsdp=2,tp=2", kLayer + "mlp.gate_proj.weight", {"g0 g1", "g4 g5", "g2 g3", "g6 g7"}},
         RowsCase{{.width = 8}, "tp=2,fsdp=2", kLayer + "mlp.gate_proj.weight", {"g0 g1", "g2 g3", "g4 g5", "g6 g7"}},
         RowsCase{{.heads = 3, .kv_heads = 1}, "tp=2", kLayer + "self_attn.q_proj.weight", {"q0 q1 q2", "q3 q4 q5"}},
-        RowsCase{{.width = 4}, "fsdp=2,replicas=2", kLayer + "mlp.up_proj.weight", {"u0 u1", "u2 u3", "u0 u1", "u2 u3"}}));
+        RowsCase{
+            {.width = 4}, "fsdp=2,replicas=2", kLayer + "mlp.up_proj.weight", {"u0 u1", "u2 u3", "u0 u1", "u2 u3"}}));
 
 TEST(Cases, BiasesFollowTheirWeights) {
   const auto megatron = must(config(kBias), "megatron:tp=2");
@@ -97,7 +123,8 @@ TEST(Cases, VocabularyPads) {
                         {128, "megatron:tp=2,vocab_multiple=64", megatron, {"64+0", "64+0"}}};
   for (const Case& c : cases) {
     const auto layout = must(config({.heads = 4, .kv_heads = 4, .vocabulary = c.vocabulary}), c.spec);
-    for (std::uint32_t r = 0; r < c.real_and_pad.size(); ++r) EXPECT_EQ(real_rows(*layout, r, c.parameter), c.real_and_pad[r]) << c.spec << " rank " << r;
+    for (std::uint32_t r = 0; r < c.real_and_pad.size(); ++r)
+      EXPECT_EQ(real_rows(*layout, r, c.parameter), c.real_and_pad[r]) << c.spec << " rank " << r;
   }
 }
 
@@ -109,7 +136,8 @@ std::string experts_of(const Layout& layout, std::uint32_t rank, const std::stri
     const std::size_t at = name.find("experts.");
     if (at == std::string::npos || name.find(which) == std::string::npos) continue;
     const std::size_t axis = which == "down_proj" ? 1 : 0;
-    out += (out.empty() ? "" : " ") + name.substr(at + 8, name.find('.', at + 8) - at - 8) + ":" + std::to_string(h.box[axis].lo) + "-" + std::to_string(h.box[axis].hi);
+    out += (out.empty() ? "" : " ") + name.substr(at + 8, name.find('.', at + 8) - at - 8) + ":" +
+           std::to_string(h.box[axis].lo) + "-" + std::to_string(h.box[axis].hi);
   }
   return out;
 }
@@ -150,10 +178,18 @@ TEST(Cases, StackedExpertsAreTheSameBytes) {
 }
 
 TEST(Cases, DenseLayersBetweenExperts) {
-  const auto layout = must(config({.type = "qwen3_moe", .layers = 4, .heads = 4, .kv_heads = 2, .experts = 4, .expert_width = 8, .more = R"(,"decoder_sparse_step":2,"mlp_only_layers":[3])"}), "vllm:tp=2");
+  const auto layout = must(config({.type = "qwen3_moe",
+                                   .layers = 4,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .experts = 4,
+                                   .expert_width = 8,
+                                   .more = R"(,"decoder_sparse_step":2,"mlp_only_layers":[3])"}),
+                           "vllm:tp=2");
   std::set<std::string> names;
   for (const Parameter& p : rank_of(*layout, 0).parameters) names.insert(p.name);
-  for (const char* dense : {"0", "2", "3"}) EXPECT_TRUE(names.contains(std::string("model.layers.") + dense + ".mlp.gate_up_proj.weight")) << dense;
+  for (const char* dense : {"0", "2", "3"})
+    EXPECT_TRUE(names.contains(std::string("model.layers.") + dense + ".mlp.gate_up_proj.weight")) << dense;
   EXPECT_TRUE(names.contains("model.layers.1.mlp.experts.routed_experts.w13_weight"));
   EXPECT_FALSE(names.contains("model.layers.3.mlp.gate.weight"));
 }
@@ -164,16 +200,19 @@ TEST(Cases, TiedHeadsAreAbsent) {
     const auto layout = must(tied, spec);
     EXPECT_EQ(id_of(layout->catalogue(), "lm_head.weight"), -1) << spec;
     ASSERT_EQ(layout->catalogue().tied.size(), 1u) << spec;
-    for (const Parameter& p : rank_of(*layout, 0).parameters) EXPECT_TRUE(p.name != "lm_head.weight" && p.name != "output_layer.weight") << spec;
+    for (const Parameter& p : rank_of(*layout, 0).parameters)
+      EXPECT_TRUE(p.name != "lm_head.weight" && p.name != "output_layer.weight") << spec;
   }
   // A checkpoint that has the copy gets it back.
   auto names = catalogue_of(tied);
   names->tensors.push_back({"lm_head.weight", {130, 8}, DType::kBF16});
   const auto hf = must(tied, "hf", &*names);
   std::size_t storages = 0;
-  for (const Holding& h : rank_of(*hf, 0).holdings) storages += hf->catalogue().tensors[h.tensor.value].name == "model.embed_tokens.weight";
+  for (const Holding& h : rank_of(*hf, 0).holdings)
+    storages += hf->catalogue().tensors[h.tensor.value].name == "model.embed_tokens.weight";
   EXPECT_EQ(storages, 2u);
-  EXPECT_EQ(rank_of(*must(tied, "vllm:tp=1", &*names), 0).parameters.size(), rank_of(*hf, 0).parameters.size() - 1 - 3);  // qkv and gate_up fuse
+  EXPECT_EQ(rank_of(*must(tied, "vllm:tp=1", &*names), 0).parameters.size(),
+            rank_of(*hf, 0).parameters.size() - 1 - 3);  // qkv and gate_up fuse
 }
 
 struct Refused {
@@ -181,21 +220,30 @@ struct Refused {
 };
 void PrintTo(const Refused& c, std::ostream* out) { *out << c.spec << " " << c.config_json; }
 class Refusals : public testing::TestWithParam<Refused> {};
-TEST_P(Refusals, NameTheKeys) { EXPECT_THAT(refusal(GetParam().config_json, GetParam().spec), testing::HasSubstr(GetParam().message)); }
+TEST_P(Refusals, NameTheKeys) {
+  EXPECT_THAT(refusal(GetParam().config_json, GetParam().spec), testing::HasSubstr(GetParam().message));
+}
 
 INSTANTIATE_TEST_SUITE_P(
     Engine, Refusals,
     testing::Values(Refused{config(kWide), "vllm:tp=3", "num_attention_heads 8 does not divide by tp=3"},
-                    Refused{config({.heads = 12, .kv_heads = 4, .width = 12, .vocabulary = 192}), "vllm:tp=6", "num_key_value_heads 4 and tp=6"},
-                    Refused{config({.heads = 4, .kv_heads = 4, .width = 6}), "vllm:tp=4", "intermediate_size 6 does not divide by tp=4"},
-                    Refused{config({.heads = 5, .kv_heads = 5, .width = 5}), "vllm:tp=5", "192 does not divide by tp=5"},
-                    Refused{config({.type = "qwen3_moe", .experts = 4, .expert_width = 6}), "vllm:tp=2,dp=2", "moe_intermediate_size 6 does not divide by dp*tp=4"},
-                    Refused{config({.type = "qwen3_moe", .experts = 4, .expert_width = 6}), "vllm:tp=2,dp=2,ep=2", "ep=2 must be 1 or dp*tp = 4"},
+                    Refused{config({.heads = 12, .kv_heads = 4, .width = 12, .vocabulary = 192}), "vllm:tp=6",
+                            "num_key_value_heads 4 and tp=6"},
+                    Refused{config({.heads = 4, .kv_heads = 4, .width = 6}), "vllm:tp=4",
+                            "intermediate_size 6 does not divide by tp=4"},
+                    Refused{config({.heads = 5, .kv_heads = 5, .width = 5}), "vllm:tp=5",
+                            "192 does not divide by tp=5"},
+                    Refused{config({.type = "qwen3_moe", .experts = 4, .expert_width = 6}), "vllm:tp=2,dp=2",
+                            "moe_intermediate_size 6 does not divide by dp*tp=4"},
+                    Refused{config({.type = "qwen3_moe", .experts = 4, .expert_width = 6}), "vllm:tp=2,dp=2,ep=2",
+                            "ep=2 must be 1 or dp*tp = 4"},
                     Refused{config(kSmall), "vllm:tp=2,ep=2", "this model has none"},
-                    Refused{config({.heads = 4, .kv_heads = 4, .width = 6}), "megatron:tp=4", "intermediate_size 6 does not divide by tp=4"},
+                    Refused{config({.heads = 4, .kv_heads = 4, .width = 6}), "megatron:tp=4",
+                            "intermediate_size 6 does not divide by tp=4"},
                     Refused{config({.width = 4}), "megatron:tp=3", "num_attention_heads 4 does not divide by tp=3"},
                     Refused{config(kSmall), "megatron:tp=1,pp=2", "unsupported: megatron: pp=2 is not built"},
-                    Refused{config({.type = "qwen3_moe", .experts = 4, .expert_width = 6}), "megatron:tp=1", "experts (qwen3_moe) are not built"}));
+                    Refused{config({.type = "qwen3_moe", .experts = 4, .expert_width = 6}), "megatron:tp=1",
+                            "experts (qwen3_moe) are not built"}));
 
 TEST(Figures, RealModels) {
   const auto qwen = builtin_config("qwen3-30b-a3b@layers=2");
@@ -208,11 +256,20 @@ TEST(Figures, RealModels) {
   EXPECT_EQ(shape_of(*engine, 0, "model.layers.0.mlp.gate.weight"), (Dims{128, 2048}));
   const RankLayout seven = rank_of(*engine, 7);
   const auto k_proj = static_cast<std::uint32_t>(id_of(engine->catalogue(), "model.layers.0.self_attn.k_proj.weight"));
-  const auto held = std::find_if(seven.holdings.begin(), seven.holdings.end(), [&](const Holding& h) { return h.tensor.value == k_proj; });
+  const auto held = std::find_if(seven.holdings.begin(), seven.holdings.end(),
+                                 [&](const Holding& h) { return h.tensor.value == k_proj; });
   ASSERT_NE(held, seven.holdings.end());
   EXPECT_EQ(held->box[0], (Interval{3 * 128, 4 * 128}));
   // The dense twin of that attention, as Megatron holds it.
-  const auto megatron = must(config({.type = "qwen3", .hidden = 2048, .layers = 1, .heads = 32, .kv_heads = 4, .head_dim = 128, .width = 768, .vocabulary = 151936}), "megatron:tp=4");
+  const auto megatron = must(config({.type = "qwen3",
+                                     .hidden = 2048,
+                                     .layers = 1,
+                                     .heads = 32,
+                                     .kv_heads = 4,
+                                     .head_dim = 128,
+                                     .width = 768,
+                                     .vocabulary = 151936}),
+                             "megatron:tp=4");
   EXPECT_EQ(shape_of(*megatron, 3, "decoder.layers.0.self_attention.linear_qkv.weight"), (Dims{1280, 2048}));
   EXPECT_EQ(shape_of(*megatron, 3, "decoder.layers.0.self_attention.linear_proj.weight"), (Dims{2048, 1024}));
   EXPECT_EQ(shape_of(*megatron, 3, "embedding.word_embeddings.weight"), (Dims{38016, 2048}));

@@ -1,5 +1,5 @@
-// Properties of every family on every side, over random sizes: all logical bytes lie somewhere, no two in one place, the
-// round trip through any two sides restores the checkpoint, and patterns say the same as expanded ranks.
+// Properties of every family on every side, over random sizes: all logical bytes lie somewhere, no two in one place,
+// the round trip through any two sides restores the checkpoint, and patterns say the same as expanded ranks.
 #include <random>
 #include <set>
 
@@ -11,7 +11,9 @@ namespace {
 using Bytes = std::vector<std::byte>;
 using Random = std::mt19937_64;
 
-std::int64_t pick(Random& random, std::initializer_list<std::int64_t> values) { return *(values.begin() + static_cast<std::ptrdiff_t>(random() % values.size())); }
+std::int64_t pick(Random& random, std::initializer_list<std::int64_t> values) {
+  return *(values.begin() + static_cast<std::ptrdiff_t>(random() % values.size()));
+}
 
 // Sizes that differ pairwise wherever shapes could be confused.
 Sizes draw(Random& random, const std::string& type) {
@@ -34,14 +36,37 @@ Sizes draw(Random& random, const std::string& type) {
 }
 
 Sizes all_equal(const std::string& type) {
-  Sizes s{.type = type, .hidden = 16, .layers = 2, .heads = 4, .kv_heads = 4, .head_dim = 4, .width = 16, .vocabulary = 16};
+  Sizes s{
+      .type = type, .hidden = 16, .layers = 2, .heads = 4, .kv_heads = 4, .head_dim = 4, .width = 16, .vocabulary = 16};
   if (type == "qwen3_moe") s.experts = s.expert_width = 16;
   return s;
 }
 
-const std::vector<std::string> kSpecs{"hf", "hf:naming=fused", "fsdp=1", "fsdp=3", "fsdp=8", "tp=2", "tp=3", "fsdp=2,tp=2", "tp=2,fsdp=3", "fsdp=2,naming=fused", "tp=2,fsdp=2,naming=fused",
-                                      "fsdp=2,replicas=2", "vllm", "vllm:tp=2", "vllm:tp=4", "vllm:tp=8", "vllm:tp=2,dp=2", "vllm:tp=2,dp=2,ep=4", "vllm:dp=3,ep=3", "vllm:tp=2,replicas=3",
-                                      "megatron", "megatron:tp=2", "megatron:tp=4,vocab_multiple=8", "megatron:tp=8", "megatron:tp=2,dp=2"};
+const std::vector<std::string> kSpecs{"hf",
+                                      "hf:naming=fused",
+                                      "fsdp=1",
+                                      "fsdp=3",
+                                      "fsdp=8",
+                                      "tp=2",
+                                      "tp=3",
+                                      "fsdp=2,tp=2",
+                                      "tp=2,fsdp=3",
+                                      "fsdp=2,naming=fused",
+                                      "tp=2,fsdp=2,naming=fused",
+                                      "fsdp=2,replicas=2",
+                                      "vllm",
+                                      "vllm:tp=2",
+                                      "vllm:tp=4",
+                                      "vllm:tp=8",
+                                      "vllm:tp=2,dp=2",
+                                      "vllm:tp=2,dp=2,ep=4",
+                                      "vllm:dp=3,ep=3",
+                                      "vllm:tp=2,replicas=3",
+                                      "megatron",
+                                      "megatron:tp=2",
+                                      "megatron:tp=4,vocab_multiple=8",
+                                      "megatron:tp=8",
+                                      "megatron:tp=2,dp=2"};
 
 // Layouts of a configuration that its side accepts.
 std::map<std::string, std::shared_ptr<const Layout>> accepted(const std::string& config_json) {
@@ -51,7 +76,8 @@ std::map<std::string, std::shared_ptr<const Layout>> accepted(const std::string&
     if (made.ok())
       out[spec] = *made;
     else
-      EXPECT_TRUE(made.error().code == Code::kInvalid || made.error().code == Code::kUnsupported) << made.error().to_string();
+      EXPECT_TRUE(made.error().code == Code::kInvalid || made.error().code == Code::kUnsupported)
+          << made.error().to_string();
   }
   return out;
 }
@@ -87,7 +113,8 @@ Bytes fill(const Layout& layout, const RankLayout& rank, const std::vector<Bytes
 }
 
 // Reads what the ranks of one instance hold. Every logical byte must be there, and all owners must agree.
-std::vector<Bytes> gather(const Layout& layout, const std::vector<RankLayout>& ranks, const std::vector<Bytes>& buffers) {
+std::vector<Bytes> gather(const Layout& layout, const std::vector<RankLayout>& ranks,
+                          const std::vector<Bytes>& buffers) {
   std::vector<Bytes> out;
   std::vector<std::vector<bool>> seen;
   for (const LogicalTensor& t : layout.catalogue().tensors) {
@@ -108,14 +135,16 @@ std::vector<Bytes> gather(const Layout& layout, const std::vector<RankLayout>& r
       });
     }
   for (std::size_t t = 0; t < seen.size(); ++t)
-    EXPECT_EQ(std::find(seen[t].begin(), seen[t].end(), false), seen[t].end()) << "a hole in " << layout.catalogue().tensors[t].name;
+    EXPECT_EQ(std::find(seen[t].begin(), seen[t].end(), false), seen[t].end())
+        << "a hole in " << layout.catalogue().tensors[t].name;
   return out;
 }
 
 std::vector<RankLayout> one_instance(const Layout& layout, std::int64_t instance) {
   std::vector<RankLayout> out;
   const std::int64_t size = layout.world() / layout.instances();
-  for (std::int64_t r = 0; r < size; ++r) out.push_back(rank_of(layout, static_cast<std::uint32_t>(instance * size + r)));
+  for (std::int64_t r = 0; r < size; ++r)
+    out.push_back(rank_of(layout, static_cast<std::uint32_t>(instance * size + r)));
   return out;
 }
 
@@ -192,7 +221,8 @@ void check_family(const Sizes& sizes, Random& random, std::size_t least) {
     check_patterns(*layout);
     check_places(*layout);
     // Into this side and out again, then the same through a second side: the checkpoint's bytes throughout.
-    const auto once = through(*layout, tensors, static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(layout->instances())));
+    const auto once = through(*layout, tensors,
+                              static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(layout->instances())));
     ASSERT_EQ(once, tensors);
     const auto second = std::next(layouts.begin(), static_cast<std::ptrdiff_t>(random() % layouts.size()));
     ASSERT_EQ(through(*second->second, once, 0), tensors) << "then " << second->first;

@@ -12,7 +12,8 @@ const Sizes kMoe{.type = "qwen3_moe", .layers = 2, .heads = 4, .kv_heads = 2, .e
 std::string inner(const Layout& layout) { return json::parse(layout.serialise())["recipe"].dump(); }
 
 TEST(Recipe, ComesBackEqual) {
-  for (const char* spec : {"hf", "hf:naming=fused", "fsdp=2,tp=2", "vllm:tp=2,dp=2,ep=4,replicas=2", "fsdp=3,naming=fused,hosts=x"}) {
+  for (const char* spec :
+       {"hf", "hf:naming=fused", "fsdp=2,tp=2", "vllm:tp=2,dp=2,ep=4,replicas=2", "fsdp=3,naming=fused,hosts=x"}) {
     const auto made = must(config(kMoe), spec);
     const auto back = read_recipe(inner(*made));
     ASSERT_TRUE(back.ok()) << back.error().to_string();
@@ -24,9 +25,13 @@ TEST(Recipe, ComesBackEqual) {
 }
 
 TEST(Recipe, DigestIgnoresTextAndSeesMeaning) {
-  const auto a = must(R"({"model_type":"llama","hidden_size":8,"num_hidden_layers":1,"num_attention_heads":4,"intermediate_size":8,"vocab_size":9})", "vllm:tp=2,dp=2");
-  const auto b = must(R"({ "vocab_size": 9, "intermediate_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 2,
-                          "num_hidden_layers": 1, "hidden_size": 8, "tie_word_embeddings": false, "model_type": "llama", "x": 1 })", "vllm:dp=2,tp=2");
+  const auto a = must(
+      R"({"model_type":"llama","hidden_size":8,"num_hidden_layers":1,"num_attention_heads":4,"intermediate_size":8,"vocab_size":9})",
+      "vllm:tp=2,dp=2");
+  const auto b = must(
+      R"({ "vocab_size": 9, "intermediate_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 2,
+                          "num_hidden_layers": 1, "hidden_size": 8, "tie_word_embeddings": false, "model_type": "llama", "x": 1 })",
+      "vllm:dp=2,tp=2");
   EXPECT_EQ(a->digest(), b->digest());
   EXPECT_NE(a->digest(), must(config({}), "vllm:tp=2,dp=2")->digest());
   EXPECT_NE(must(config({}), "fsdp=2,tp=2")->digest(), must(config({}), "tp=2,fsdp=2")->digest());
@@ -36,8 +41,10 @@ TEST(Recipe, DigestIgnoresTextAndSeesMeaning) {
 // The tables' digest is part of plan ids: a change is a change of meaning, so it must be deliberate.
 TEST(Recipe, RuleTablesAreTheSameEverywhere) {
   std::map<std::string, std::string> found;
-  for (const char* spec : {"hf", "fsdp=2", "vllm:tp=2", "megatron:tp=2"}) found[spec] = must(config({.type = "qwen2"}), spec)->recipe()->rules_digest.hex();
-  EXPECT_EQ(found["fsdp=2"], must(config({.type = "qwen2", .hidden = 16}), "fsdp=4,tp=2")->recipe()->rules_digest.hex());
+  for (const char* spec : {"hf", "fsdp=2", "vllm:tp=2", "megatron:tp=2"})
+    found[spec] = must(config({.type = "qwen2"}), spec)->recipe()->rules_digest.hex();
+  EXPECT_EQ(found["fsdp=2"],
+            must(config({.type = "qwen2", .hidden = 16}), "fsdp=4,tp=2")->recipe()->rules_digest.hex());
   const std::map<std::string, std::string> expected{{"hf", "bb35100189924cc6372fc49bd9f82dcf"},
                                                     {"fsdp=2", "d32d36f48a2081881c83a38ad3338bbe"},
                                                     {"vllm:tp=2", "e0dcb5784dad63a843053158f37a2c6d"},
@@ -73,7 +80,8 @@ TEST(Recipe, RefusesWhatItDidNotWrite) {
   changed = good;
   changed["dtypes"]["model.layers.9.input_layernorm.weight"] = "f32";
   EXPECT_THAT(refused(changed), testing::HasSubstr("which the model lacks"));
-  EXPECT_THAT(read_recipe(R"({"family":"llama","family":"llama"})").error().to_string(), testing::HasSubstr("key 'family' appears twice"));
+  EXPECT_THAT(read_recipe(R"({"family":"llama","family":"llama"})").error().to_string(),
+              testing::HasSubstr("key 'family' appears twice"));
   EXPECT_FALSE(read_recipe("{").ok());
 }
 
@@ -86,7 +94,8 @@ TEST(Facts, CheckpointNamesAreCompared) {
   EXPECT_THAT(refusal(text, "hf", &less), testing::HasSubstr("the checkpoint lacks " + names.tensors[3].name));
   Catalogue more = names;
   more.tensors.push_back({"model.vision.weight", {2}, DType::kBF16});
-  EXPECT_THAT(refusal(text, "hf", &more), testing::HasSubstr("no rule of family qwen3_moe describes model.vision.weight"));
+  EXPECT_THAT(refusal(text, "hf", &more),
+              testing::HasSubstr("no rule of family qwen3_moe describes model.vision.weight"));
   more.tensors.back().name = "model.layers.0.self_attn.rotary_emb.inv_freq";
   EXPECT_EQ(refusal(text, "hf", &more), "accepted");
   Catalogue other = names;
@@ -101,8 +110,14 @@ TEST(Facts, NamingAndDtypesSurviveTheEngine) {
     if (t.name == "model.norm.weight" || t.name == "model.layers.1.mlp.experts.down_proj") t.dtype = DType::kF32;
   const auto engine = must(text, "vllm:tp=2", &fused);
   const auto& tensors = engine->catalogue().tensors;
-  EXPECT_EQ(tensors[static_cast<std::size_t>(id_of(engine->catalogue(), "model.layers.1.mlp.experts.3.down_proj.weight"))].dtype, DType::kF32);
-  EXPECT_EQ(tensors[static_cast<std::size_t>(id_of(engine->catalogue(), "model.layers.0.mlp.experts.3.down_proj.weight"))].dtype, DType::kBF16);
+  EXPECT_EQ(
+      tensors[static_cast<std::size_t>(id_of(engine->catalogue(), "model.layers.1.mlp.experts.3.down_proj.weight"))]
+          .dtype,
+      DType::kF32);
+  EXPECT_EQ(
+      tensors[static_cast<std::size_t>(id_of(engine->catalogue(), "model.layers.0.mlp.experts.3.down_proj.weight"))]
+          .dtype,
+      DType::kBF16);
   const auto back = read_recipe(inner(*engine));
   ASSERT_TRUE(back.ok());
   const auto hf = sibling_layout(**back, "hf");

@@ -85,7 +85,13 @@ TEST(ShmDescriptor, RefusesImpossibleRegionsWithAValidChecksum) {
   d.regions.clear();
   EXPECT_TRUE(shm::decode_descriptor(shm::encode(d)).ok());  // a rank that owns nothing
   const std::int64_t max = std::numeric_limits<std::int64_t>::max();
-  for (const shm::LentRegion& bad : {shm::LentRegion{1, 4096, 1, 4096}, {1, 4096, max, max}, {1, 0, 0, 0}, {0, 0, 0, 1}, {1, -1, 0, 0}, {1, 10, -1, 5}, {1, 10, 5, -1}}) {
+  for (const shm::LentRegion& bad : {shm::LentRegion{1, 4096, 1, 4096},
+                                     {1, 4096, max, max},
+                                     {1, 0, 0, 0},
+                                     {0, 0, 0, 1},
+                                     {1, -1, 0, 0},
+                                     {1, 10, -1, 5},
+                                     {1, 10, 5, -1}}) {
     d.regions = {bad};
     EXPECT_EQ(shm::decode_descriptor(shm::encode(d)).error().code, Code::kCorrupt);
   }
