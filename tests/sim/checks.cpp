@@ -11,6 +11,7 @@ std::string who(const World& w, std::uint32_t t) { return w.shape.name(w.sources
 }  // namespace
 
 std::optional<Values> Checker::reference(const Txn& t, const World& world) const {
+  if (const auto known = committed_values_.find(t); known != committed_values_.end()) return known->second;
   const auto at = seals.find(t);
   if (at == seals.end() || at->second.size() != world.sources()) return std::nullopt;
   Values out{};
@@ -67,6 +68,7 @@ void Checker::commit(const coordinator::CommitRecord& c, const World& world) {
   if (replicas.size() < (world.config.continue_on_loss ? world.config.min_targets : world.shape.target_instances))
     fail("5: committed with " + std::to_string(replicas.size()) + " replicas");
   const auto all = reference(c.txn, world);
+  if (all) committed_values_[c.txn] = *all;
   if (!all || wire::fold(digest_of(*all, {0, kElems})) != c.version.digest)
     fail("2: the version's digest is not that of its seals");
 }

@@ -92,6 +92,7 @@ class Checker {
   std::optional<Values> reference(const Txn& t, const class World& world) const;
 
  private:
+  std::map<Txn, Values> committed_values_;  // references that can change no more
   void commit(const coordinator::CommitRecord& r, const class World& world);
   void target(std::uint32_t index, const class World& world);
   void replicas(const class World& world);

@@ -16,7 +16,7 @@ std::uint64_t seeds() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   constexpr std::uint64_t kDefault = 150;
 #else
-  constexpr std::uint64_t kDefault = 1500;
+  constexpr std::uint64_t kDefault = 2500;
 #endif
   return text != nullptr ? std::strtoull(text, nullptr, 10) : kDefault;
 }

@@ -167,8 +167,11 @@ void World::misfortune() {
   const auto member = static_cast<std::uint32_t>(draw(shape.members()));
   if (chance(crash_)) crash(member);
   if (chance(crash_ / 2)) crash_coordinator();
-  if (chance(crash_)) process(member).stopped_until = now + static_cast<std::int64_t>(100 + draw(900)) * kMs;
-  if (chance(crash_ / 2)) coord.stopped_until = now + static_cast<std::int64_t>(100 + draw(900)) * kMs;
+  if (chance(crash_))
+    process(member).stopped_until =
+        std::max(process(member).stopped_until, now) + static_cast<std::int64_t>(100 + draw(900)) * kMs;
+  if (chance(crash_ / 2))
+    coord.stopped_until = std::max(coord.stopped_until, now) + static_cast<std::int64_t>(100 + draw(900)) * kMs;
   if (chance(crash_))
     (draw(2) == 0 ? process(member).mute_until : process(member).deaf_until) =
         now + static_cast<std::int64_t>(100 + draw(900)) * kMs;
