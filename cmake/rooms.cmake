@@ -43,6 +43,7 @@ function(refit_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE refit_flags ${ARG_ROOMS} ${ARG_VENDOR} GTest::gmock GTest::gtest GTest::gtest_main)
   target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/tests")
+  target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1 -g0>)  # the rooms under test keep their own flags
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
 endfunction()

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -133,7 +134,7 @@ class Demo {
     REFIT_TRY(train(step));
     REFIT_ASSIGN(const sync::SyncReport report, fleet_->synchronizer().sync_weights(step));
     json row = describe(report, step);
-    if (!report.ok()) row["targets"] = targets_now();
+    row["targets"] = targets_now();
     versions_.push_back(row);
     print(row, report);
     return {};
@@ -163,6 +164,8 @@ class Demo {
     if (report.ok()) {
       const std::vector<json> checks = fleet_->ask("check", Role::kTarget, Deadline::after_s(kAnswerS));
       for (std::size_t m = fleet_->sources(); m < fleet_->size(); ++m) {
+        // A replica that was evicted with on_target_loss: continue is no member of this version.
+        if (std::find(r.evicted.begin(), r.evicted.end(), fleet_->name(m)) != r.evicted.end()) continue;
         const json& c = checks[m];
         const bool good = c.is_object() && c.value("ok", false) &&
                           c.value("version", std::uint64_t{0}) == r.version.number && c.value("step", -1) == step;

@@ -134,7 +134,7 @@ void Machine::receive(std::uint32_t member, const wire::Envelope&, const wire::R
 void Machine::receive(std::uint32_t member, const wire::Envelope&, const wire::PlanRefused& m) {
   if (m.layout_epoch != s_.layout_epoch) return void(++s_.dropped.old_epoch);
   s_.slots[member].refused = m.errors;
-  for (Error& e : s_.slots[member].refused) static_cast<void>(std::move(e).at_peer(name(member)).at_stage("plan"));
+  for (Error& e : s_.slots[member].refused) e = std::move(e).at_peer(name(member)).at_stage("plan");
 }
 
 void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire::Heartbeat& m) {

@@ -224,10 +224,9 @@ void Machine::lost(std::uint32_t member, Error error) {
     return;
   }
   const wire::Heartbeat& beat = s_.slots[member].heartbeat;
-  // The setters change it in place; assigning their result to itself would empty it.
-  static_cast<void>(std::move(error).at_peer(name(member)).at_stage(std::string(to_string(s_.stage))));
+  error = std::move(error).at_peer(name(member)).at_stage(std::string(to_string(s_.stage)));
   if (!beat.bucket.empty() && s_.slots[member].inside == r.record.txn)
-    static_cast<void>(std::move(error).at_bucket(beat.bucket));
+    error = std::move(error).at_bucket(beat.bucket);
   if (is_source(member) || !s_.config.continue_on_loss) return abort(std::move(error));
   Replica* replica = replica_of(member);
   if (!live(*replica)) return;

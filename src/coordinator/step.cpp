@@ -218,7 +218,9 @@ void Machine::stop(Error reason) {
 void Machine::on(const Received& e) {
   const wire::Envelope& env = e.envelope;
   if (!running()) return void(++s_.dropped.unexpected);
-  if (env.job != s_.config.job) return void(++s_.dropped.foreign_job);
+  // A client knows the address, not the job: a zero job asks whoever listens here.
+  const bool asks_anyone = env.party == wire::Party::kClient && env.job == Hash128{};
+  if (env.job != s_.config.job && !asks_anyone) return void(++s_.dropped.foreign_job);
   if (env.party == wire::Party::kClient) return client(e.connection, env);
   if (env.party == wire::Party::kCoordinator) return void(++s_.dropped.wrong_party);
   const auto* hello_message = std::get_if<wire::Hello>(&env.message);

@@ -123,7 +123,7 @@ class Synchronizer final : public WeightSynchronizer {
   void collect() {
     if (!driver_) return;
     for (const coordinator::Finished& f : driver_->finished())
-      if (f.txn == last_txn_ && f.all_applied) staleness_ = next(staleness_, StaleEvent::kAllApplied);
+      if (f.txn == last_txn_ && f.all_applied) staleness_ = next(staleness_, StaleEvent::kLateApplied);
   }
 
   SyncOptions options_;
