@@ -101,8 +101,10 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
     Result<std::string> line = c.socket().receive(Deadline::after_s(kStartS));
     if (!line.ok()) return Error(std::move(line).error()).at_peer(c.name()).at_stage("start");
     const nlohmann::json j = nlohmann::json::parse(*line, nullptr, false);
-    if (!j.value("ok", false))
-      return Error(Code::kInvalid, j.value("error", std::string("did not start"))).at_peer(c.name()).at_stage("start");
+    if (!j.is_object() || !j.value("ok", false))
+      return Error(Code::kInvalid, j.is_object() ? j.value("error", std::string("did not start")) : "did not start")
+          .at_peer(c.name())
+          .at_stage("start");
   }
   return f;
 }
@@ -146,6 +148,11 @@ Result<std::vector<std::string>> Fleet::revive() {
     REFIT_ASSIGN(children_[m], launch(m, false));
     Result<std::string> line = children_[m].socket().receive(Deadline::after_s(kStartS));
     if (!line.ok()) return Error(std::move(line).error()).at_peer(children_[m].name()).at_stage("restart");
+    const nlohmann::json j = nlohmann::json::parse(*line, nullptr, false);
+    if (!j.is_object() || !j.value("ok", false))
+      return Error(Code::kInvalid, j.is_object() ? j.value("error", std::string("did not start")) : "did not start")
+          .at_peer(children_[m].name())
+          .at_stage("restart");
     out.push_back(children_[m].name());
   }
   return out;
@@ -154,7 +161,9 @@ Result<std::vector<std::string>> Fleet::revive() {
 Status Fleet::stop() {
   Status first;
   for (Child& c : children_)
-    if (c.running()) [[maybe_unused]]
+    if (c.stopped())
+      c.kill_and_reap();
+    else if (c.running()) [[maybe_unused]]
       const Status s = c.socket().send("quit");
   for (Child& c : children_) {
     const Status s = c.wait(Deadline::after_s(10));

@@ -88,9 +88,13 @@ Result<std::vector<bench::Row>> bench_shm(const bench::Options& options) {
     ceiling.push_back(bench::gbps(ceiling_bytes, copy));
   }
   // Verified after timing: every rank against the pure function that made the weights.
-  for (const nlohmann::json& j : fleet->ask("check", Role::kTarget, Deadline::after_s(300)))
-    if (j.is_object() && !j.value("ok", false))
-      return Error(Code::kCorrupt, j.value("error", std::string("a rank does not hold the weights")));
+  const std::vector<nlohmann::json> checks = fleet->ask("check", Role::kTarget, Deadline::after_s(300));
+  for (std::size_t m = fleet->sources(); m < fleet->size(); ++m)
+    if (!checks[m].is_object() || !checks[m].value("ok", false))
+      return Error(Code::kCorrupt, checks[m].is_object()
+                                       ? checks[m].value("error", std::string("does not hold the weights"))
+                                       : "did not answer")
+          .at_peer(fleet->name(m).to_string());
   REFIT_TRY(fleet->stop());
 
   const std::string name = "shm." + std::string(options.arguments.empty() ? "fsdp4-tp2" : d.source + "-" + d.target);

@@ -130,8 +130,15 @@ void Member::send(const wire::Envelope& envelope) {
     const std::lock_guard lock(mutex_);
     lane = lane_;
   }
-  // A full queue or a lost peer is the same as a lost message: the protocol repeats what matters.
-  if (bytes.ok() && lane && lane->send(0, *bytes).ok()) last_sent_ns_ = monotonic_ns();
+  if (bytes.ok() && !lane) return;
+  Status sent = bytes.ok() ? lane->send(0, *bytes) : Status(bytes.error());
+  if (sent.ok()) {
+    last_sent_ns_ = monotonic_ns();
+  } else if (sent.error().code == Code::kInvalid) {
+    const std::lock_guard lock(mutex_);
+    unsendable_ = Error(std::move(sent).error()).at_stage("control");
+  }
+  // Else a full queue or a lost peer: the same as a lost message, the protocol repeats what matters.
 }
 
 void Member::observe(Phase phase, const Txn& txn) const {
@@ -147,6 +154,10 @@ Status Member::loop(Deadline deadline) {
   if (!lane_) return Error(Code::kCancelled, "the agent is closed");
   do {
     finish_tasks();
+    {
+      const std::lock_guard lock(mutex_);
+      if (unsendable_) return *unsendable_;
+    }
     const std::int64_t now = monotonic_ns();
     if (now - last_tick_ns_ >= kTickNs) {
       last_tick_ns_ = now;

@@ -88,6 +88,7 @@ class Member {
   std::deque<Finish> finished_;
   std::atomic<int> outstanding_{0};
   std::optional<wire::Envelope> alive_;
+  std::optional<Error> unsendable_;  // a message that no lane will ever take; ends the loop
   bool stop_ = false;
   std::thread worker_, alive_thread_;
 };

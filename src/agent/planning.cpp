@@ -11,6 +11,14 @@ Result<Rank> layout_rank(const model::Layout& layout, const MemberName& name) {
   return Rank(static_cast<std::uint32_t>(static_cast<std::int64_t>(name.instance) * per + name.rank));
 }
 
+Status check_rank(const model::Layout& layout, const MemberName& name, Rank shard) {
+  REFIT_ASSIGN(const Rank named, layout_rank(layout, name));
+  if (named == shard) return {};
+  return Error(Code::kMismatch, "the shard is layout rank " + std::to_string(shard.value) +
+                                    ", the member's name means rank " + std::to_string(named.value))
+      .at_peer(name.to_string());
+}
+
 Result<Planned> make_planned(const wire::Configure& configure, const MemberName& self) {
   Planned out;
   out.epoch = configure.layout_epoch;

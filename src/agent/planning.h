@@ -25,6 +25,10 @@ struct Planned {
 // Rank of a member in its side's layout: instances are groups of consecutive ranks.
 Result<Rank> layout_rank(const model::Layout& layout, const MemberName& name);
 
+// The rank that a member's name means must be the one whose memory it lends: two equal-sized ranks that swap their
+// names would otherwise swap their shards under perfect digests.
+Status check_rank(const model::Layout& layout, const MemberName& name, Rank shard);
+
 // Errors name what disagrees; layouts come from peers and are checked like any outside input.
 Result<Planned> make_planned(const wire::Configure& configure, const MemberName& self);
 

@@ -30,6 +30,7 @@ Result<std::unique_ptr<SourceAgent>> SourceDriver::make(const AgentOptions& opti
                              .staging_bytes = 0,
                              .heartbeat_ns = options.heartbeat_ns};
   std::unique_ptr<SourceDriver> d(new SourceDriver(options, shard, std::move(identity)));
+  REFIT_TRY(check_rank(*layout, options.name, shard.rank()));
   REFIT_TRY(d->open_lane());
   return std::unique_ptr<SourceAgent>(std::move(d));
 }
@@ -62,6 +63,7 @@ void SourceDriver::publish(std::int64_t step, const std::string& weight_set) {
     published_ = true;
     published_step_ = step;
     weight_set_ = weight_set;
+    published_writes_ = shard_.write_counter();
   }
   published_changed_.notify_all();
 }
@@ -121,6 +123,8 @@ Status SourceDriver::take_plan(const wire::Configure& configure) {
   sealer_.reset();
   planned_.reset();
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
+  if (planned.source->digest() != state_.self.layout_digest)
+    return Error(Code::kMismatch, "the coordinator sent another layout than this rank's own").at_stage("plan");
   planned_ = std::move(planned);
   REFIT_TRY(lend_regions());
   const auto bytes = wire::manifest_bytes(planned_->plan.shared_with.size(), planned_->plan.buckets.size(),
@@ -139,15 +143,26 @@ Status SourceDriver::take_plan(const wire::Configure& configure) {
 // The shard's own memory where it can be lent, else a copy of it that is refreshed at each publish.
 Status SourceDriver::lend_regions() {
   lent_.assign(shard_.regions().begin(), shard_.regions().end());
+  REFIT_ASSIGN(const model::RankLayout mine, planned_->source->expand(shard_.rank()));
+  if (lent_.size() != mine.buffers.size())
+    return Error(Code::kMismatch, "the trainer lends " + std::to_string(lent_.size()) + " regions, its layout has " +
+                                      std::to_string(mine.buffers.size()) + " buffers");
+  for (std::size_t i = 0; i < lent_.size(); ++i)
+    if (lent_[i].bytes < mine.buffers[i].bytes)
+      return Error(Code::kMismatch, "lent region " + std::to_string(i) + " is smaller than its buffer")
+          .amounts(mine.buffers[i].bytes, lent_[i].bytes);
   snapshotting_ = options_.snapshot;
   for (const memory::RegionRef& r : lent_) snapshotting_ = snapshotting_ || r.shared == nullptr;
   if (!snapshotting_) return {};
-  if (snapshot_.empty())
+  if (snapshot_.empty()) {
+    std::vector<memory::SharedRegion> fresh;  // all or none: a later plan must not find half of them
     for (const memory::RegionRef& r : lent_) {
       REFIT_ASSIGN(memory::SharedRegion copy,
                    memory::SharedRegion::make(*options_.runtime.env, r.bytes, options_.budget, "snapshot"));
-      snapshot_.push_back(std::move(copy));
+      fresh.push_back(std::move(copy));
     }
+    snapshot_ = std::move(fresh);
+  }
   for (std::size_t i = 0; i < lent_.size(); ++i)
     lent_[i] = {snapshot_[i].data(), snapshot_[i].bytes(), memory::Kind::kHostShared, &snapshot_[i]};
   return {};
@@ -179,13 +194,21 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
                                          (begin.step ? " step " + std::to_string(*begin.step) : std::string()))
             .at_stage("seal");
       published_changed_.wait_for(lock, std::chrono::nanoseconds(kSliceNs));
+      ++progress_.progress;  // waiting for the trainer is bounded by the total, it is no stall
     }
+    // Release raises `cancel` before it takes this mutex: a round that is over must not hold the trainer.
+    if (progress_.cancel) return Error(Code::kCancelled, "the round ended before it was sealed").at_stage("seal");
     held_ = true;
     done.step = published_step_;
     done.weight_set = weight_set_;
   }
   const std::int64_t start = monotonic_ns();
   sealed_writes_ = shard_.write_counter();
+  {
+    const std::lock_guard lock(publish_mutex_);
+    if (sealed_writes_ != published_writes_)
+      return Error(Code::kMismatch, "the trainer wrote its weights after it published them").at_stage("seal");
+  }
   std::int64_t snapshot_bytes = 0;
   if (snapshotting_) {
     const std::span<const memory::RegionRef> live = shard_.regions();
@@ -272,15 +295,19 @@ void SourceDriver::perform(Withdraw&) {
   });
 }
 
+// Behind a queued withdrawal, so that the trainer writes only when no reader is told otherwise.
 void SourceDriver::perform(Release& a) {
   progress_.cancel = true;
-  {
-    const std::lock_guard lock(publish_mutex_);
-    held_ = false;
-    report_.version = state_.last;
-    report_.state = a.committed ? "committed" : "released";
-  }
-  published_changed_.notify_all();
+  work([this, a, version = state_.last]() -> Finish {
+    {
+      const std::lock_guard lock(publish_mutex_);
+      held_ = false;
+      report_.version = version;
+      report_.state = a.committed ? "committed" : "released";
+    }
+    published_changed_.notify_all();
+    return [] {};
+  });
 }
 
 }  // namespace refit::agent

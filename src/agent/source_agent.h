@@ -66,6 +66,7 @@ class SourceDriver final : public SourceAgent, private Member {
   std::condition_variable published_changed_;
   std::int64_t published_step_ = -1;
   std::string weight_set_;
+  std::uint64_t published_writes_ = 0;
   bool published_ = false, held_ = false;
   AgentReport report_;
 };

@@ -9,7 +9,8 @@ namespace {
 // The manifest page travels as a bucket of its own, with a number that no plan uses.
 constexpr BucketId kManifestBucket{0xffffffffu};
 constexpr std::int64_t kSliceNs = 20'000'000;  // how often a wait for a lease looks for a cancellation
-constexpr std::size_t kWindow = 4;             // requests in flight; mapped leases hold no staging memory
+constexpr std::int64_t kMaxManifestBytes = std::int64_t{1} << 30;
+constexpr std::size_t kWindow = 4;  // requests in flight; mapped leases hold no staging memory
 
 engine::WordValue to_engine(const wire::CommitWord& word, const Version& version) {
   return {.state = word.word == wire::Word::kNone      ? engine::WordState::kNone
@@ -61,7 +62,8 @@ Result<std::unique_ptr<Agent>> TargetDriver::make(const AgentOptions& options, e
                  .heartbeat_ns = options.heartbeat_ns};
   std::unique_ptr<TargetDriver> d(new TargetDriver(
       options, shard, instance, install::start_target(std::move(config), survived(shard), monotonic_ns())));
-  REFIT_ASSIGN(d->rank_, layout_rank(*layout, options.name));
+  REFIT_TRY(check_rank(*layout, options.name, shard.rank()));
+  d->rank_ = shard.rank();
   REFIT_TRY(d->open_lane());
   return std::unique_ptr<Agent>(std::move(d));
 }
@@ -117,6 +119,7 @@ void TargetDriver::after_step() {
   const std::lock_guard lock(report_mutex_);
   report_.version = state_.live;
   report_.state = std::string(wire::to_string(h.state));
+  if (state_.phase == install::TargetPhase::kFenced && state_.fenced) report_.state += ": " + state_.fenced->message;
 }
 
 void TargetDriver::done(install::Task task, const Txn& txn, const Status& status, const wire::Digest4& counted,
@@ -150,6 +153,8 @@ void TargetDriver::perform(install::MakePlan& a) {
 Status TargetDriver::take_plan(const wire::Configure& configure) {
   const PlanId former = planned_ && executor_ ? planned_->plan.id : PlanId{};
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
+  if (planned.target->digest() != state_.config.self.layout_digest)
+    return Error(Code::kMismatch, "the coordinator sent another layout than this rank's own").at_stage("plan");
   const bool same = former != PlanId{} && former == planned.plan.id && seed_ == state_.link.digest_seed;
   planned_ = std::move(planned);
   REFIT_ASSIGN(const model::RankLayout rank, planned_->target->expand(rank_));
@@ -227,7 +232,8 @@ Status TargetDriver::read_manifests(const install::StartStaging& a, transport::P
     // The page lies in the region after the weights.
     REFIT_ASSIGN(const model::RankLayout lent, planned_->source->expand(Rank(shared->first)));
     const auto bytes = narrow<std::int64_t>(e.manifest_bytes);
-    if (!bytes) return Error(Code::kInvalid, "manifest length is absurd").at_peer(peer).at_stage("lend");
+    if (!bytes || *bytes > kMaxManifestBytes)
+      return Error(Code::kInvalid, "manifest length is absurd").at_peer(peer).at_stage("lend");
     const Segment page{.region = static_cast<std::uint32_t>(lent.buffers.size()),
                        .offset = 0,
                        .run_bytes = *bytes,
@@ -235,7 +241,12 @@ Status TargetDriver::read_manifests(const install::StartStaging& a, transport::P
                        .strides = {}};
     Result<std::uint64_t> ticket = lane.request(kManifestBucket, e.member, e.descriptor, {&page, 1});
     if (!ticket.ok()) return Error(std::move(ticket).error()).at_peer(peer).at_stage("lend");
-    Result<transport::Lease> lease = lane.next(Deadline::after_ns(a.begin.stall_ns));
+    const Deadline stall = Deadline::after_ns(a.begin.stall_ns);
+    Result<transport::Lease> lease = lane.next(Deadline::after_ns(kSliceNs).sooner(stall));
+    while (!lease.ok() && lease.error().code == Code::kTimeout && !stall.over()) {
+      REFIT_TRY(check_cancel());
+      lease = lane.next(Deadline::after_ns(kSliceNs).sooner(stall));
+    }
     if (!lease.ok()) return Error(std::move(lease).error()).at_peer(peer).at_stage("lend");
     if (lease->sender() != e.member || lease->bases().size() != 1)
       return Error(Code::kMismatch, "the lane answered with another bucket").at_peer(peer).at_stage("lend");
@@ -306,6 +317,7 @@ Status TargetDriver::pull_buckets(const install::StartStaging& a, transport::Pul
     Status s = executor_->stage(found->second, lease->bases(), sealed_);
     if (!s.ok()) return Error(std::move(s).error()).at_peer(member_name(b.sender)).at_stage("transfer");
     ++staged;
+    progress_.in_hand = TaskProgress::kNoBucket;
     progress_.bucket_done(b.bytes);
     observe(Phase::kTransfer, a.txn);
     stall = Deadline::after_ns(a.begin.stall_ns);
@@ -346,11 +358,9 @@ void TargetDriver::perform(install::InvalidateCaches& a) {
 
 void TargetDriver::perform(install::OpenGate& a) { done(install::Task::kOpenGate, a.txn, instance_.resume()); }
 
-void TargetDriver::perform(install::Fence& a) {
+void TargetDriver::perform(install::Fence&) {
   // The word or the engine may be what failed: the gate is shut either way, and the reason is the state's.
   [[maybe_unused]] const Status s = instance_.pause(Deadline::after_s(1));
-  const std::lock_guard lock(report_mutex_);
-  report_.state = "fenced: " + a.reason.message;
 }
 
 void TargetDriver::perform(install::RunVerify& a) {

@@ -50,6 +50,7 @@ void Driver::run() {
   std::int64_t last_tick = 0;
   while (true) {
     Result<transport::ControlMessage> message = lane_->next(Deadline::after_ns(kWaitNs));
+    if (!message.ok() && message.error().code != Code::kTimeout) options_.env->wait(Deadline::after_ns(kWaitNs));
     const std::lock_guard lock(mutex_);
     if (stop_) return;
     if (message.ok()) {
@@ -93,7 +94,8 @@ void Driver::perform(Send& a) {
     return;
   }
   // A full queue or a lost peer is the same as a lost message: the protocol repeats what matters.
-  [[maybe_unused]] const Status s = lane_->send(a.connection, *bytes);
+  const Status s = lane_->send(a.connection, *bytes);
+  if (!s.ok() && s.error().code == Code::kInvalid && !failed_) failed_ = s.error();  // too large: it would never arrive
 }
 
 Status Driver::append(const Append& a) {
@@ -123,7 +125,13 @@ void Driver::perform(ReadEpoch&) {
     failed_ = highest.error();
 }
 
-void Driver::perform(Report& a) { result_ = std::move(a.result); }
+void Driver::perform(Report& a) {
+  if (abandoned_) {
+    abandoned_ = calling_ = false;
+    return;
+  }
+  result_ = std::move(a.result);
+}
 void Driver::perform(Finished& a) { finished_.push_back(a); }
 void Driver::perform(Verdict& a) { verdicts_.push_back(std::move(a)); }
 void Driver::perform(Stop& a) {
@@ -157,8 +165,14 @@ Result<RoundResult> Driver::sync(const BeginRound& call) {
   while (!result_ && !failed_ && !stop_) {
     if (!wait_changed(lock, guard)) break;
   }
-  calling_ = false;
-  if (result_) return *result_;
+  if (result_) {
+    calling_ = false;
+    return *result_;
+  }
+  if (failed_ || stop_)
+    calling_ = false;
+  else
+    abandoned_ = true;
   RoundResult lost;
   lost.outcome = wire::Outcome::kInDoubt;
   lost.error = failed_ ? *failed_ : Error(Code::kTimeout, "the coordinator did not end the round within its deadline");

@@ -70,6 +70,7 @@ class Driver {
   std::deque<EventKind> events_;  // caused by actions
   std::deque<EventKind> calls_;   // from other threads
   bool calling_ = false;
+  bool abandoned_ = false;  // the caller gave up: the report of that round is nobody's
   std::optional<RoundResult> result_;
   std::vector<Verdict> verdicts_;
   std::vector<Finished> finished_;

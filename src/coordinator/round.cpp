@@ -225,8 +225,7 @@ void Machine::lost(std::uint32_t member, Error error) {
   }
   const wire::Heartbeat& beat = s_.slots[member].heartbeat;
   error = std::move(error).at_peer(name(member)).at_stage(std::string(to_string(s_.stage)));
-  if (!beat.bucket.empty() && s_.slots[member].inside == r.record.txn)
-    error = std::move(error).at_bucket(beat.bucket);
+  if (!beat.bucket.empty() && s_.slots[member].inside == r.record.txn) error = std::move(error).at_bucket(beat.bucket);
   if (is_source(member) || !s_.config.continue_on_loss) return abort(std::move(error));
   Replica* replica = replica_of(member);
   if (!live(*replica)) return;

@@ -26,7 +26,8 @@ void visit(WordValue& v, F f) {
 }  // namespace
 
 void CommitWord::store(const WordValue& value) {
-  const std::uint64_t odd = sequence_.load(std::memory_order_relaxed) + 1;
+  // `| 1`: a writer that died inside store() left an odd number, and the next whole store opens the word again.
+  const std::uint64_t odd = (sequence_.load(std::memory_order_relaxed) + 1) | 1u;
   sequence_.store(odd, std::memory_order_seq_cst);
   WordValue v = value;
   visit(v, [&](std::size_t i, std::uint64_t& field) { body_[i].store(field, std::memory_order_seq_cst); });

@@ -61,11 +61,11 @@ Result<Hash128> ReferenceEngine::forward(std::uint64_t prompt) {
     ++counts_.refused;
     return Error(Code::kMismatch, "no complete version is installed");
   }
-  in_forward_ = true;
+  ++in_forward_;
   lock.unlock();
   const Hash128 value = sample(prompt);
   lock.lock();
-  in_forward_ = false;
+  --in_forward_;
   idle_.notify_all();
   CacheEntry& entry = cache_[prompt % cache_.size()];
   if (entry.version != 0 && entry.version != before.version.number) ++counts_.stale_cache;
@@ -95,7 +95,7 @@ Status ReferenceEngine::pause(Deadline deadline) {
   std::unique_lock lock(mutex_);
   paused_ = true;
   const auto left = std::chrono::nanoseconds(deadline.left_ns());
-  if (!idle_.wait_for(lock, left, [&] { return !in_forward_; }))
+  if (!idle_.wait_for(lock, left, [&] { return in_forward_ == 0; }))
     return Error(Code::kTimeout, "a forward pass did not end before the gate's deadline");
   return {};
 }

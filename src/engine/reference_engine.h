@@ -57,7 +57,8 @@ class ReferenceEngine final : public Instance, public Shard {
 
   mutable std::mutex mutex_;  // gate, label, cache, counts
   std::condition_variable idle_, open_;
-  bool paused_ = false, stop_ = false, in_forward_ = false;
+  bool paused_ = false, stop_ = false;
+  int in_forward_ = 0;
   Version label_;
   struct CacheEntry {
     std::uint64_t version = 0;

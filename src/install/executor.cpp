@@ -168,10 +168,25 @@ Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* cons
           .at_bucket(std::to_string(b.id.value))
           .at_tensor(s.name(entries[i.job].tensor));
 
+  // Storage that a permitted cast made narrower than the wire holds other values than were sent: a later re-read must
+  // be compared with what lies there.
+  std::vector<std::pair<std::size_t, Digest>> stored;
+  for (const kernel::Inexact& i : inexact) {
+    kernel::Job j = s.scratch.jobs[i.job];
+    j.src = j.dst;
+    j.dst = nullptr;
+    j.src_strides = j.dst_strides;
+    j.src_dtype = j.dst_dtype;
+    Digest digest;
+    kernel::run(s.exec, {&j, 1}, {&digest, 1});
+    stored.emplace_back(i.job, digest);
+  }
+
   auto& sums = s.scratch.sums;
   sums.clear();
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    s.staged[entries[i].holding] += s.scratch.digests[i];
+    const auto kept = std::find_if(stored.begin(), stored.end(), [&](const auto& p) { return p.first == i; });
+    s.staged[entries[i].holding] += kept == stored.end() ? s.scratch.digests[i] : kept->second;
     if (entries[i].counted) s.counted += s.scratch.digests[i];
     sums.emplace_back(std::uint64_t{entries[i].tensor} << 32 | entries[i].copy, s.scratch.digests[i]);
   }

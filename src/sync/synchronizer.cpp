@@ -15,6 +15,8 @@ Status check(const SyncOptions& o) {
   REFIT_TRY(positive(static_cast<double>(o.proof_every), "refit.proof_every"));
   REFIT_TRY(positive(o.stall_timeout_s, "refit.stall_timeout_s"));
   REFIT_TRY(positive(o.total_timeout_s, "refit.total_timeout_s"));
+  REFIT_TRY(positive(o.gate_timeout_s, "refit.gate_timeout_s"));
+  REFIT_TRY(positive(o.join_timeout_s, "refit.join_timeout_s"));
   REFIT_TRY(positive(static_cast<double>(o.plan.bucket_bytes), "refit.bucket_bytes"));
   REFIT_TRY(positive(static_cast<double>(o.plan.staging_bytes), "refit.staging_bytes"));
   if (o.min_targets < 1 || o.min_targets > o.shape.target_instances)
@@ -43,13 +45,16 @@ class Synchronizer final : public WeightSynchronizer {
     d.config.options_json = agent::options_to_json(options_.plan);
     d.config.gate_ns = ns(options_.gate_timeout_s);
     d.config.join_ns = ns(options_.join_timeout_s);
-    REFIT_ASSIGN(driver_, coordinator::Driver::start(std::move(d), std::move(lane)));
+    REFIT_ASSIGN(std::shared_ptr<coordinator::Driver> started,
+                 coordinator::Driver::start(std::move(d), std::move(lane)));
+    driver_ = std::move(started);
     return {};
   }
 
   Status init_communicator() override {
-    REFIT_TRY(closed());
-    return driver_->wait_ready(Deadline::after_s(options_.join_timeout_s));
+    const auto d = driver();
+    if (!d) return closed();
+    return d->wait_ready(Deadline::after_s(options_.join_timeout_s));
   }
 
   void mark_stale() override { move(StaleEvent::kMark); }
@@ -61,16 +66,17 @@ class Synchronizer final : public WeightSynchronizer {
   }
 
   Result<SyncReport> sync_weights(std::optional<std::int64_t> step) override {
-    REFIT_TRY(closed());
+    const auto d = driver();
+    if (!d) return closed();
     const std::lock_guard one(call_mutex_);
     SyncReport report;
     report.proof = needs_proof();
     const std::int64_t start = monotonic_ns();
     move(StaleEvent::kRoundStart);
-    Result<coordinator::RoundResult> r = driver_->sync({.step = step,
-                                                        .proof = report.proof,
-                                                        .stall_ns = ns(options_.stall_timeout_s),
-                                                        .total_ns = ns(options_.total_timeout_s)});
+    Result<coordinator::RoundResult> r = d->sync({.step = step,
+                                                  .proof = report.proof,
+                                                  .stall_ns = ns(options_.stall_timeout_s),
+                                                  .total_ns = ns(options_.total_timeout_s)});
     report.seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
     if (!r.ok()) {
       move(StaleEvent::kAborted);
@@ -82,23 +88,30 @@ class Synchronizer final : public WeightSynchronizer {
   }
 
   Result<std::string> verify(double timeout_s) override {
-    REFIT_TRY(closed());
-    return driver_->verify(wire::Domain::kLive, ns(timeout_s));
+    const auto d = driver();
+    if (!d) return closed();
+    return d->verify(wire::Domain::kLive, ns(timeout_s));
   }
-  std::string status() override { return driver_ ? driver_->status() : "{}"; }
+  std::string status() override {
+    const auto d = driver();
+    return d ? d->status() : "{}";
+  }
 
   Status shutdown() override {
-    if (!driver_) return {};
-    const Status s = driver_->shutdown(Deadline::after_s(5));
-    driver_.reset();
-    return s;
+    std::shared_ptr<coordinator::Driver> d;
+    {
+      const std::lock_guard lock(mutex_);
+      d = std::move(driver_);
+    }
+    return d ? d->shutdown(Deadline::after_s(5)) : Status{};
   }
 
  private:
-  Status closed() const {
-    if (!driver_) return Error(Code::kCancelled, "the synchronizer was shut down");
-    return {};
+  std::shared_ptr<coordinator::Driver> driver() const {
+    const std::lock_guard lock(mutex_);
+    return driver_;
   }
+  static Error closed() { return Error(Code::kCancelled, "the synchronizer was shut down"); }
   void move(StaleEvent event) {
     const std::lock_guard lock(mutex_);
     staleness_ = next(staleness_, event);
@@ -128,9 +141,9 @@ class Synchronizer final : public WeightSynchronizer {
 
   SyncOptions options_;
   transport::Mover& control_;
-  std::unique_ptr<coordinator::Driver> driver_;
+  std::shared_ptr<coordinator::Driver> driver_;  // shared with the calls that are inside it
   std::mutex call_mutex_;
-  std::mutex mutex_;  // the rest
+  mutable std::mutex mutex_;  // the rest
   Staleness staleness_;
   Txn last_txn_;
   bool proven_ = false;

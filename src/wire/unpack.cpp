@@ -225,15 +225,16 @@ Hash128 unpack(const fb::Hash& h) { return {h.hi(), h.lo()}; }
 Txn unpack(const fb::TxnId& t) { return {unpack(t.lineage()), Epoch(t.epoch()), t.counter()}; }
 
 // X(ours, theirs): a table may not be called Verify in generated code.
-#define REFIT_WIRE_KINDS(X)                                                                                         \
-  X(Hello, Hello)                                                                                                   \
-  X(Ready, Ready)                                                                                                   \
-  X(PlanRefused, PlanRefused) X(Heartbeat, Heartbeat) X(Sealed, Sealed) X(Staged, Staged) X(Vote, Vote)             \
-      X(Gated, Gated) X(Applied, Applied) X(Reopened, Reopened) X(Failed, Failed) X(VerifyReport, VerifyReport)     \
-          X(Goodbye, Goodbye) X(StatusRequest, StatusRequest) X(VerifyRequest, VerifyRequest) X(Welcome, Welcome)   \
-              X(Refused, Refused) X(Configure, Configure) X(Begin, Begin) X(Lend, Lend) X(ReadersDone, ReadersDone) \
-                  X(Gate, Gate) X(Copy, Copy) X(Open, Open) X(Abort, Abort) X(Committed, Committed) X(End, End)     \
-                      X(Evict, Evict) X(StatusReply, StatusReply) X(Verify, VerifyAsk)
+#define REFIT_WIRE_KINDS(X)                                                                                       \
+  X(Hello, Hello)                                                                                                 \
+  X(Ready, Ready)                                                                                                 \
+  X(PlanRefused, PlanRefused)                                                                                     \
+  X(Heartbeat, Heartbeat) X(Sealed, Sealed) X(Staged, Staged) X(Vote, Vote) X(Gated, Gated) X(Applied, Applied)   \
+      X(Reopened, Reopened) X(Failed, Failed) X(VerifyReport, VerifyReport) X(Goodbye, Goodbye)                   \
+          X(StatusRequest, StatusRequest) X(VerifyRequest, VerifyRequest) X(Welcome, Welcome) X(Refused, Refused) \
+              X(Configure, Configure) X(Begin, Begin) X(Lend, Lend) X(ReadersDone, ReadersDone) X(Gate, Gate)     \
+                  X(Copy, Copy) X(Open, Open) X(Abort, Abort) X(Committed, Committed) X(End, End) X(Evict, Evict) \
+                      X(StatusReply, StatusReply) X(Verify, VerifyAsk)
 
 Result<Message> unpack(const fb::Envelope& envelope, std::size_t frame_bytes) {
   Unpacker unpacker(frame_bytes);

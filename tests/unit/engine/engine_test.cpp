@@ -82,7 +82,8 @@ TEST(TrainingStep, IsAFunctionOfTheLogicalIndexAlone) {
   ASSERT_EQ(std::memcmp(whole.data(), parts.data(), whole.size()), 0);
   const std::vector<std::byte> before = whole;
   apply_step(rule, 1, "w", DType::kBF16, 0, whole.data(), 1000);
-  for (std::int64_t at = 0; at < 1000; at += 125) apply_step(rule, 1, "w", DType::kBF16, at, parts.data() + 2 * at, 125);
+  for (std::int64_t at = 0; at < 1000; at += 125)
+    apply_step(rule, 1, "w", DType::kBF16, at, parts.data() + 2 * at, 125);
   EXPECT_EQ(std::memcmp(whole.data(), parts.data(), whole.size()), 0);
   int changed = 0;
   for (std::size_t i = 0; i < 1000; ++i) {
@@ -98,12 +99,15 @@ TEST(TrainingStep, IsAFunctionOfTheLogicalIndexAlone) {
 }
 
 TEST(TrainingStep, SpecialValuesStay) {
-  for (std::uint16_t bits : {std::uint16_t{0}, std::uint16_t{0x8000}, std::uint16_t{0x7f80}, std::uint16_t{0x7fc1}, std::uint16_t{0x0001}, std::uint16_t{0x7f7f}}) {
+  for (std::uint16_t bits : {std::uint16_t{0}, std::uint16_t{0x8000}, std::uint16_t{0x7f80}, std::uint16_t{0x7fc1},
+                             std::uint16_t{0x0001}, std::uint16_t{0x7f7f}}) {
     for (std::int64_t index = 0; index < 50; ++index) {
       std::uint16_t v = bits;
       apply_step({.seed = 1, .share = 1.0}, 1, "w", DType::kBF16, index, reinterpret_cast<std::byte*>(&v), 1);
-      if (bits == 0x7f7f) EXPECT_NE(v & 0x7f80, 0x7f80);
-      else EXPECT_EQ(v, bits);
+      if (bits == 0x7f7f)
+        EXPECT_NE(v & 0x7f80, 0x7f80);
+      else
+        EXPECT_EQ(v, bits);
     }
   }
 }
