@@ -19,12 +19,18 @@ if(REFIT_SANITIZE)
   target_link_options(refit_flags INTERFACE -fsanitize=${REFIT_SANITIZE})
 endif()
 
+set(REFIT_LIGHT_ROOMS wire files coordinator agent sync)
+
 # refit_room(NAME SOURCES … [ROOMS core …] [VENDOR target …])
 # ROOMS are public (their front headers appear in ours); VENDOR libraries stay inside this room's sources.
 function(refit_room name)
   cmake_parse_arguments(ARG "" "" "SOURCES;ROOMS;VENDOR" ${ARGN})
   add_library(refit_${name} STATIC ${ARG_SOURCES})
   add_library(refit::${name} ALIAS refit_${name})
+  # Rooms without a hot loop compile lighter.
+  if(name IN_LIST REFIT_LIGHT_ROOMS)
+    target_compile_options(refit_${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
+  endif()
   list(TRANSFORM ARG_ROOMS PREPEND "refit_")
   target_link_libraries(refit_${name} PUBLIC refit_flags ${ARG_ROOMS} PRIVATE ${ARG_VENDOR})
 endfunction()

@@ -170,6 +170,14 @@ TEST(Agents, ARestartedCoordinatorReadsItsJournalAndGoesOn) {
   EXPECT_TRUE(job.all_hold(1));
 }
 
+// Two equal-sized ranks that swap their names would swap their shards under perfect digests.
+TEST(Agents, AShardOfAnotherRankIsRefused) {
+  Job job;
+  MemberThread& t = job.at("target:1.0");
+  t.name = {Role::kTarget, 0, 0};
+  EXPECT_THROW(job.make_agent(t, 2), std::runtime_error);
+}
+
 // F14: two jobs, same ranks, one host.
 TEST(Agents, TwoJobsOnOneHostDoNotMeet) {
   Job a, b;

@@ -197,5 +197,48 @@ TEST(DataPathFaults, LiveDamageIsFoundByProof) {
   EXPECT_EQ(s.executors[0]->prove_live().error().code, Code::kCorrupt);
 }
 
+// F09 on the way to a target: a cast that loses values needs permission; with it, a re-read compares what is stored.
+TEST(DataPathFaults, ALossyCastNeedsPermissionAndThenProves) {
+  const auto source = model::read_layout(
+      R"({"tensors":{"w":{"shape":[4],"dtype":"f32"}},"ranks":[{"rank":0,"buffers":{"b":{"bytes":16}},
+    "holdings":[{"tensor":"w","box":[[0,4]],"buffer":"b","offset":0,"strides":[4]}]}]})");
+  const auto target =
+      model::read_layout(R"({"tensors":{"w":{"shape":[4],"dtype":"f32"}},"ranks":[{"rank":0,"buffers":{"b":{"bytes":8}},
+    "holdings":[{"tensor":"w","box":[[0,4]],"buffer":"b","offset":0,"strides":[2],"dtype":"bf16"}]}]})");
+  ASSERT_TRUE(source.ok() && target.ok());
+  std::vector<float> values = {1.0f, 1.0f + 1.0f / 4096, -2.5f, 0.0f};
+  for (const bool allowed : {false, true}) {
+    plan::Options options;
+    if (allowed) options.allow_cast = {"*"};
+    memory::Budget budget(1 << 24);
+    const auto sending = plan::make_plan(**source, **target, options, plan::Side::kSource, Rank(0));
+    const auto receiving = plan::make_plan(**source, **target, options, plan::Side::kTarget, Rank(0));
+    ASSERT_TRUE(sending.ok() && receiving.ok());
+    const memory::RegionRef lent{reinterpret_cast<std::byte*>(values.data()), 16, memory::Kind::kHost, nullptr};
+    Sealer sealer(*sending, {&lent, 1}, kSeed, {});
+    const auto seal = sealer.seal(true);
+    ASSERT_TRUE(seal.ok());
+    std::vector<std::byte> live(8);
+    const auto rank = (*target)->expand(Rank(0));
+    auto x = install::StagedExecutor::make(lower_target(*receiving, **target, *rank, {0}, options),
+                                           {{live.data(), 8, memory::Kind::kHost, nullptr}}, kSeed, {}, &budget);
+    ASSERT_TRUE(x.ok());
+    (*x)->begin();
+    std::vector<install::TensorDigest> sealed;
+    for (const auto& [tensor, digest] : seal->buckets[0].tensors) sealed.push_back({tensor.value, digest});
+    const std::byte* base = lent.data;
+    const Status staged = (*x)->stage(0, {&base, 1}, sealed);
+    EXPECT_EQ(staged.ok(), allowed);
+    if (!allowed) {
+      EXPECT_EQ(staged.error().code, Code::kMismatch);
+      EXPECT_EQ(staged.error().tensor, "w");
+      continue;
+    }
+    EXPECT_TRUE((*x)->verify(true).ok());
+    EXPECT_TRUE((*x)->apply(true).ok());
+    EXPECT_TRUE((*x)->prove_live().ok());
+  }
+}
+
 }  // namespace
 }  // namespace refit::agent
