@@ -284,7 +284,11 @@ class Demo {
                       t["index"].get<int>(), t["version"].get<std::uint64_t>(), t["state"].get<std::string>(),
                       t["forwards"].get<std::uint64_t>(), t["torn"].get<std::uint64_t>(),
                       t["stale_cache"].get<std::uint64_t>()));
-    say(std::string("verify: ") + (verdict.ok() ? *verdict : verdict.error().to_string()));
+    const json proof = verdict.ok() ? json::parse(*verdict, nullptr, false) : json::object();
+    const bool proven = proof.is_object() && proof.contains("ok") && proof["ok"] == true;
+    say(proven ? fmt::format("verify: all {} rollout ranks read their live bytes again and prove version {}",
+                             proof["members"].size(), proof["version"].dump())
+               : "verify: NOT proven: " + (verdict.ok() ? *verdict : verdict.error().to_string()));
     if (context_.json)
       fmt::print("{}\n", json{{"versions", versions_},
                               {"memcpy_gbps", memcpy_gbps_},
