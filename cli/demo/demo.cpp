@@ -130,6 +130,7 @@ class Demo {
   }
 
   Status one_version(int step) {
+    deaths_ += fleet_->dead().size();
     if (!fleet_->dead().empty()) REFIT_TRY(repair());
     REFIT_TRY(train(step));
     REFIT_ASSIGN(const sync::SyncReport report, fleet_->synchronizer().sync_weights(step));
@@ -258,7 +259,7 @@ class Demo {
   Status finish() {
     const Result<std::string> verdict = fleet_->synchronizer().verify(kAnswerS);
     const std::vector<json> targets = targets_now();
-    json memory = json::object();
+    deaths_ += fleet_->dead().size();
     std::int64_t peak = 0;
     for (const json& j : fleet_->ask("report", std::nullopt, Deadline::after_s(kAnswerS)))
       if (j.is_object()) peak = std::max(peak, j.value("memory_peak", std::int64_t{0}));
@@ -274,6 +275,10 @@ class Demo {
     ok = ok && failed <= options_.kill.size() + options_.stop.size() && versions_.back()["outcome"] == "committed";
     for (const json& t : targets)
       ok = ok && t["torn"] == 0 && t["stale_cache"] == 0 && t["version"] == versions_.back()["version"];
+    if (deaths_ < options_.kill.size() + options_.stop.size()) {
+      ok = false;
+      say("a planned death did not happen: its step is not taken by that role in the versions that were made");
+    }
     const double rate = versions_.empty() ? 0 : versions_.back()["transfer_gbps"].get<double>();
     say(
         fmt::format("memory: peak {} on the busiest rank (its shard + one copy; budget includes {} staging, which a "
@@ -305,6 +310,7 @@ class Demo {
                                   {"have", bill_.have}}},
                                 {"peak_rank", peak}}},
                               {"plan_id", world_.id.hex()},
+                              {"deaths", deaths_},
                               {"address", fleet_->address()},
                               {"ok", ok}}
                              .dump());
@@ -327,6 +333,7 @@ class Demo {
   MemoryBill bill_;
   std::unique_ptr<Fleet> fleet_;
   double memcpy_gbps_ = 0;
+  std::size_t deaths_ = 0;  // processes that had to be started again
   std::vector<json> versions_;
 };
 

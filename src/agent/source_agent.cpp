@@ -86,6 +86,14 @@ void SourceDriver::on_connection(bool up) {
     feed(install::ConnectionDown{});
 }
 
+// A source that lends mapped memory takes no part in the transfer: it is seen while the lend is out.
+void SourceDriver::on_tick() {
+  feed(install::Tick{});
+  if (state_.phase != SourcePhase::kLending || transfer_seen_ == state_.txn) return;
+  transfer_seen_ = state_.txn;
+  observe(Phase::kTransfer, state_.txn);
+}
+
 // Events that an action causes at once wait until the actions before them are done: the order given is the contract.
 void SourceDriver::feed(SourceEventKind what) {
   events_.push_back(std::move(what));

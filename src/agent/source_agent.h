@@ -26,7 +26,7 @@ class SourceDriver final : public SourceAgent, private Member {
 
   void on_received(wire::Envelope&& envelope) override { feed(install::Received{std::move(envelope)}); }
   void on_connection(bool up) override;
-  void on_tick() override { feed(install::Tick{}); }
+  void on_tick() override;
   void on_progress(const wire::Heartbeat& now) override { feed(install::Progress{now}); }
   void feed(SourceEventKind what);
 
@@ -66,6 +66,7 @@ class SourceDriver final : public SourceAgent, private Member {
   std::condition_variable published_changed_;
   std::int64_t published_step_ = -1;
   std::string weight_set_;
+  Txn transfer_seen_;  // the round whose transfer was observed
   std::uint64_t published_writes_ = 0;
   bool published_ = false, held_ = false;
   AgentReport report_;
