@@ -248,7 +248,7 @@ class Resharder {
     for (const model::BufferSpec& b : held.buffers) {
       REFIT_ASSIGN(files::FileWriter w,
                    files::FileWriter::create(directory + "/" + file_name(plan.rank, b.name), b.bytes));
-      if (b.fill != 0) std::memset(w.bytes().data(), b.fill, w.bytes().size());
+      if (b.fill != 0 && b.bytes > 0) std::memset(w.bytes().data(), b.fill, w.bytes().size());
       writers.push_back(std::move(w));
       report_.bytes_written += b.bytes;
     }
