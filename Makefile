@@ -30,7 +30,7 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 
 test-full: test build-tsan ## the long form: also the fast set under TSan, long simulation
 	ctest --test-dir build/tsan -L fast --output-on-failure --timeout 600
-	REFIT_SIM_SEEDS=200000 ctest --test-dir build/release -L sim --output-on-failure --timeout 3600
+	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
 
 bench: build ## figures, each beside its ceiling of the same run
 	@for b in shm gather digest plan; do build/release/cli/refit bench $$b; done
