@@ -22,6 +22,12 @@ Registration::Registration(const char* name, const char* help, Bench run) {
 }
 const std::vector<Entry>& all() { return registry(); }
 
+std::int64_t beyond_cache_bytes() {
+  constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+  const std::int64_t cache = std::max<std::int64_t>(::sysconf(_SC_LEVEL3_CACHE_SIZE), 0);
+  return std::max(ceil_div(2 * cache, kMiB), std::int64_t{256}) * kMiB;
+}
+
 Result<Buffer> Buffer::make(std::int64_t bytes) {
   Buffer out;
   constexpr std::int64_t kHuge = 2 << 20;

@@ -21,9 +21,12 @@ struct Row {
   std::string note;               // what the ceiling is
 };
 
+// Bytes of a buffer that no cache holds: twice the last level as the system reports it, at least 256 MiB.
+std::int64_t beyond_cache_bytes();
+
 struct Options {
   int threads = 1;
-  std::int64_t bytes = std::int64_t{256} << 20;  // per buffer: far beyond the last-level cache
+  std::int64_t bytes = beyond_cache_bytes();     // per buffer
   int repeats = 5;                               // the median counts
   std::vector<std::string> arguments;            // further words of the command line, for benches that take a file
 };

@@ -8,14 +8,14 @@
 namespace refit::bench {
 namespace {
 
-struct Case {
+struct PlanCase {
   const char* name;
   const char* model;
   const char* from;
   const char* to;
   bool rank;  // one target rank's own plan too
 };
-constexpr Case kCases[] = {
+constexpr PlanCase kCases[] = {
     {"plan.qwen3-30b-a3b", "qwen3-30b-a3b", "fsdp=64,tp=4", "vllm:tp=4,dp=32,ep=128,replicas=2", true},
     {"plan.qwen3-30b-a3b.10k", "qwen3-30b-a3b", "fsdp=2500,tp=4", "vllm:tp=4,replicas=2500", false},
 };
@@ -26,7 +26,7 @@ Row seconds(std::string name, double value, std::string note) {
 
 // Layouts are made anew for each run, outside the clock: their patterns and places, made on first use, are inside it.
 template <typename Work>
-Result<double> timed(const Case& c, int repeats, const Work& work) {
+Result<double> timed(const PlanCase& c, int repeats, const Work& work) {
   REFIT_ASSIGN(const std::string config, model::builtin_config(c.model));
   std::vector<double> all;
   for (int i = 0; i < repeats; ++i) {
@@ -42,7 +42,7 @@ Result<double> timed(const Case& c, int repeats, const Work& work) {
 
 Result<std::vector<Row>> bench_plan(const Options& options) {
   std::vector<Row> rows;
-  for (const Case& c : kCases) {
+  for (const PlanCase& c : kCases) {
     const std::string what = std::string(c.from) + " -> " + c.to;
     if (c.rank) {
       for (const plan::Side side : {plan::Side::kTarget, plan::Side::kSource}) {

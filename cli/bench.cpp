@@ -33,7 +33,7 @@ void print_table(const std::vector<bench::Row>& rows) {
                r.note);
 }
 
-void setup(CLI::App& app, Context& context) {
+void setup_bench(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("bench", "Figures, each beside its ceiling measured in the same run");
   command->require_subcommand(1);
   for (const bench::Entry& entry : bench::all()) {
@@ -60,7 +60,7 @@ void setup(CLI::App& app, Context& context) {
   }
 }
 
-REFIT_COMMAND("bench", setup);
+REFIT_COMMAND("bench", setup_bench);
 
 }  // namespace
 }  // namespace refit::cli

@@ -27,4 +27,4 @@ struct Registration {
 }  // namespace refit::cli
 
 // In a command's file, at namespace scope: REFIT_COMMAND("plan", setup_plan);
-#define REFIT_COMMAND(name, setup) static const ::refit::cli::Registration refit_registration_(name, setup)
+#define REFIT_COMMAND(name, setup) static const ::refit::cli::Registration setup##_registration(name, setup)

@@ -116,7 +116,7 @@ Status run(const PlanArgs& args, const Context& context) {
   return {};
 }
 
-void setup(CLI::App& app, Context& context) {
+void setup_plan(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("plan", "What would go where between two layouts, proven, without data");
   auto args = std::make_shared<PlanArgs>();
   command->add_option("--model", args->model,
@@ -139,7 +139,7 @@ void setup(CLI::App& app, Context& context) {
   });
 }
 
-REFIT_COMMAND("plan", setup);
+REFIT_COMMAND("plan", setup_plan);
 
 }  // namespace
 }  // namespace refit::cli

@@ -50,7 +50,7 @@ Status run(const ReshardArgs& args, const Context& context) {
   return {};
 }
 
-void setup(CLI::App& app, Context& context) {
+void setup_reshard(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand(
       "reshard", "Runs a plan on files: raw buffers rank<R>.<buffer>.bin in, the target's buffers out");
   auto args = std::make_shared<ReshardArgs>();
@@ -70,7 +70,7 @@ void setup(CLI::App& app, Context& context) {
   });
 }
 
-REFIT_COMMAND("reshard", setup);
+REFIT_COMMAND("reshard", setup_reshard);
 
 }  // namespace
 }  // namespace refit::cli

@@ -6,7 +6,7 @@
 
 namespace refit::agent {
 namespace {
-constexpr std::int64_t kSliceNs = 50'000'000;  // how often a wait for publish looks for a cancellation
+constexpr std::int64_t kPublishSliceNs = 50'000'000;  // how often a wait for publish looks for a cancellation
 
 std::uint64_t upper_entries(const plan::RankPlan& plan) { return plan.pieces.size(); }
 }  // namespace
@@ -201,7 +201,7 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
         return Error(Code::kTimeout, "the trainer did not publish" +
                                          (begin.step ? " step " + std::to_string(*begin.step) : std::string()))
             .at_stage("seal");
-      published_changed_.wait_for(lock, std::chrono::nanoseconds(kSliceNs));
+      published_changed_.wait_for(lock, std::chrono::nanoseconds(kPublishSliceNs));
       ++progress_.progress;  // waiting for the trainer is bounded by the total, it is no stall
     }
     // Release raises `cancel` before it takes this mutex: a round that is over must not hold the trainer.

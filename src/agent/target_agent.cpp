@@ -8,7 +8,7 @@ namespace {
 
 // The manifest page travels as a bucket of its own, with a number that no plan uses.
 constexpr BucketId kManifestBucket{0xffffffffu};
-constexpr std::int64_t kSliceNs = 20'000'000;  // how often a wait for a lease looks for a cancellation
+constexpr std::int64_t kLeaseSliceNs = 20'000'000;  // how often a wait for a lease looks for a cancellation
 constexpr std::int64_t kMaxManifestBytes = std::int64_t{1} << 30;
 constexpr std::size_t kWindow = 4;  // requests in flight; mapped leases hold no staging memory
 
@@ -242,10 +242,10 @@ Status TargetDriver::read_manifests(const install::StartStaging& a, transport::P
     Result<std::uint64_t> ticket = lane.request(kManifestBucket, e.member, e.descriptor, {&page, 1});
     if (!ticket.ok()) return Error(std::move(ticket).error()).at_peer(peer).at_stage("lend");
     const Deadline stall = Deadline::after_ns(a.begin.stall_ns);
-    Result<transport::Lease> lease = lane.next(Deadline::after_ns(kSliceNs).sooner(stall));
+    Result<transport::Lease> lease = lane.next(Deadline::after_ns(kLeaseSliceNs).sooner(stall));
     while (!lease.ok() && lease.error().code == Code::kTimeout && !stall.over()) {
       REFIT_TRY(check_cancel());
-      lease = lane.next(Deadline::after_ns(kSliceNs).sooner(stall));
+      lease = lane.next(Deadline::after_ns(kLeaseSliceNs).sooner(stall));
     }
     if (!lease.ok()) return Error(std::move(lease).error()).at_peer(peer).at_stage("lend");
     if (lease->sender() != e.member || lease->bases().size() != 1)
@@ -290,7 +290,7 @@ Status TargetDriver::pull_buckets(const install::StartStaging& a, transport::Pul
             .at_stage("transfer")
             .at_bucket(std::to_string(b.id.value));
     }
-    Result<transport::Lease> lease = lane.next(Deadline::after_ns(kSliceNs).sooner(stall));
+    Result<transport::Lease> lease = lane.next(Deadline::after_ns(kLeaseSliceNs).sooner(stall));
     if (!lease.ok()) {
       if (lease.error().code == Code::kTimeout && !stall.over()) continue;
       return Error(std::move(lease).error())

@@ -22,23 +22,23 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-Error corrupt(const std::string& what) { return Error(Code::kCorrupt, std::string(kIndex) + ": " + what); }
+Error corrupt_index(const std::string& what) { return Error(Code::kCorrupt, std::string(kIndex) + ": " + what); }
 
 // Tensor name -> shard file name.
 Result<std::map<std::string, std::string>> read_index(const std::string& path) {
   REFIT_ASSIGN(const std::string text, read_text(path));
-  if (Status valid = model::check_json(text); !valid.ok()) return corrupt(valid.error().message);
+  if (Status valid = model::check_json(text); !valid.ok()) return corrupt_index(valid.error().message);
   const json index = json::parse(text, nullptr, false);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-    return corrupt("has no object 'weight_map'");
+    return corrupt_index("has no object 'weight_map'");
   std::map<std::string, std::string> out;
   for (const auto& [name, file] : index["weight_map"].items()) {
     if (!file.is_string() || !is_plain_file_name(file.get_ref<const std::string&>()))
-      return corrupt("tensor '" + name.substr(0, 200) + "' is not in a plain file name of this directory")
+      return corrupt_index("tensor '" + name.substr(0, 200) + "' is not in a plain file name of this directory")
           .at_tensor(name.substr(0, 200));
     out.emplace(name, file.get<std::string>());
   }
-  if (out.empty()) return corrupt("'weight_map' is empty");
+  if (out.empty()) return corrupt_index("'weight_map' is empty");
   return out;
 }
 
@@ -67,7 +67,7 @@ Result<Checkpoint> Checkpoint::open(const std::string& path) {
     std::set<std::string> names;
     for (const auto& [tensor, file] : weight_map) names.insert(file);
     for (const std::string& name : names) {
-      if (!exists(path + "/" + name)) return corrupt("shard " + name + " is missing");
+      if (!exists(path + "/" + name)) return corrupt_index("shard " + name + " is missing");
       REFIT_TRY(out.add_shard(path, name));
     }
     REFIT_TRY(out.finish());
@@ -112,13 +112,13 @@ Status Checkpoint::finish() {
 Status Checkpoint::check_index(const std::map<std::string, std::string>& weight_map) const {
   for (const auto& [name, file] : weight_map) {
     const TensorRef* t = find(name);
-    if (!t) return corrupt("tensor " + name + " is not in " + file).at_tensor(name);
+    if (!t) return corrupt_index("tensor " + name + " is not in " + file).at_tensor(name);
     if (shards_[t->shard] != file)
-      return corrupt("tensor " + name + " is in " + shards_[t->shard] + ", not in " + file).at_tensor(name);
+      return corrupt_index("tensor " + name + " is in " + shards_[t->shard] + ", not in " + file).at_tensor(name);
   }
   for (const TensorRef& t : tensors_)
     if (!weight_map.contains(t.name))
-      return corrupt("tensor " + t.name + " of " + shards_[t.shard] + " is not listed").at_tensor(t.name);
+      return corrupt_index("tensor " + t.name + " of " + shards_[t.shard] + " is not listed").at_tensor(t.name);
   return {};
 }
 

@@ -16,9 +16,9 @@ constexpr std::pair<std::string_view, DType> kNames[] = {
     {"F32", DType::kF32},   {"F64", DType::kF64}, {"F8_E4M3", DType::kF8E4M3}, {"F8_E5M2", DType::kF8E5M2}};
 constexpr std::size_t kMaxAxes = 64;
 
-Error corrupt(const std::string& what) { return Error(Code::kCorrupt, "safetensors: " + what); }
+Error corrupt_file(const std::string& what) { return Error(Code::kCorrupt, "safetensors: " + what); }
 Error corrupt_at(const std::string& tensor, const std::string& what) {
-  return corrupt("tensor '" + tensor.substr(0, 200) + "' " + what).at_tensor(tensor.substr(0, 200));
+  return corrupt_file("tensor '" + tensor.substr(0, 200) + "' " + what).at_tensor(tensor.substr(0, 200));
 }
 
 Result<std::int64_t> size_number(const json& v, const std::string& tensor, const char* what) {
@@ -64,14 +64,14 @@ Status check_cover(std::vector<TensorEntry>& tensors, std::int64_t data_bytes) {
     end = t.offset + t.bytes;
   }
   if (end != data_bytes)
-    return corrupt("the file has " + std::to_string(data_bytes - end) + " bytes after the last tensor");
+    return corrupt_file("the file has " + std::to_string(data_bytes - end) + " bytes after the last tensor");
   return {};
 }
 
 Status read_metadata(const json& v, SafetensorsHeader& out) {
-  if (!v.is_object()) return corrupt("__metadata__ is not an object");
+  if (!v.is_object()) return corrupt_file("__metadata__ is not an object");
   for (const auto& [key, value] : v.items()) {
-    if (!value.is_string()) return corrupt("__metadata__ key '" + key.substr(0, 200) + "' is not a string");
+    if (!value.is_string()) return corrupt_file("__metadata__ key '" + key.substr(0, 200) + "' is not a string");
     out.metadata.emplace(key, value.get<std::string>());
   }
   return {};
@@ -94,18 +94,18 @@ std::string_view safetensors_name(DType dtype) {
 
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file) {
   if (file.size() < 8)
-    return corrupt("the file has " + std::to_string(file.size()) + " bytes, less than a header length");
+    return corrupt_file("the file has " + std::to_string(file.size()) + " bytes, less than a header length");
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < 8; ++i) length |= static_cast<std::uint64_t>(file[i]) << (8 * i);
   if (length > static_cast<std::uint64_t>(kMaxHeaderBytes))
-    return corrupt("the header claims " + std::to_string(length) + " bytes, at most " +
+    return corrupt_file("the header claims " + std::to_string(length) + " bytes, at most " +
                    std::to_string(kMaxHeaderBytes) + " are allowed");
   if (length > file.size() - 8)
-    return corrupt("the header claims " + std::to_string(length) + " bytes, the file has " +
+    return corrupt_file("the header claims " + std::to_string(length) + " bytes, the file has " +
                    std::to_string(file.size() - 8));
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, static_cast<std::size_t>(length));
-  if (text.empty() || text[0] != '{') return corrupt("the header does not start with '{'");
-  if (Status valid = model::check_json(text); !valid.ok()) return corrupt("header: " + valid.error().message);
+  if (text.empty() || text[0] != '{') return corrupt_file("the header does not start with '{'");
+  if (Status valid = model::check_json(text); !valid.ok()) return corrupt_file("header: " + valid.error().message);
   const json header = json::parse(text, nullptr, false);
   SafetensorsHeader out;
   out.data_offset = 8 + static_cast<std::int64_t>(length);

@@ -4,20 +4,17 @@
 #include <cstring>
 
 namespace refit::install {
-namespace {
 
 using kernel::Digest;
 
-// Reused between buckets: after warm-up, staging a bucket allocates nothing.
-struct Scratch {
-  std::vector<kernel::Job> jobs;
-  std::vector<Digest> digests;
-  std::vector<std::pair<std::uint64_t, Digest>> sums;  // (copy << 32 | tensor, sum)
-};
-
-}  // namespace
-
 struct StagedExecutor::Impl {
+  // Reused between buckets: after warm-up, staging a bucket allocates nothing.
+  struct Scratch {
+    std::vector<kernel::Job> jobs;
+    std::vector<Digest> digests;
+    std::vector<std::pair<std::uint64_t, Digest>> sums;  // (copy << 32 | tensor, sum)
+  };
+
   LandingTable table;
   std::vector<memory::RegionRef> live;
   std::vector<memory::Arena> shadow;

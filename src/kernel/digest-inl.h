@@ -19,8 +19,14 @@ inline void digest_items(Acc& acc, const DigestItems& r) { digest_items_scalar(a
 #else
 namespace hn = hwy::HWY_NAMESPACE;
 
-// 256 bits at most: with wider vectors short rows become tails, and memory is the limit anyway.
+// One cache line per step where the machine has such vectors.
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+using D16 = hn::CappedTag<std::uint16_t, 32>;
+#define REFIT_DIGEST_MASKED 1  // masked loads that do not fault: tails in one step
+#else
 using D16 = hn::CappedTag<std::uint16_t, 16>;
+#define REFIT_DIGEST_MASKED 0
+#endif
 using DI16 = hn::RebindToSigned<D16>;
 using DI32 = hn::RepartitionToWide<DI16>;
 using DU32 = hn::RebindToUnsigned<DI32>;
@@ -67,6 +73,12 @@ struct Body {
       return value16(hn::LoadU(D16(), reinterpret_cast<const std::uint16_t*>(p)));
     }
   }
+#if REFIT_DIGEST_MASKED
+  // The first `lanes` 16-bit parts, zeros behind them; touches no byte beyond.
+  static HWY_INLINE V16 load_first(const char* p, std::size_t lanes) {
+    return value16(hn::MaskedLoad(hn::FirstN(D16(), lanes), D16(), reinterpret_cast<const std::uint16_t*>(p)));
+  }
+#endif
   HWY_INLINE V32 add(int w, V16 g, const AxisTables& t, std::int64_t at, V32 sum) const {
     if constexpr (kItem <= 2) return multiply_pairs(g, hn::LoadU(DI16(), t.t16[w] + at), sum);
     const DI32 d;
@@ -80,18 +92,21 @@ struct Sums {
   V32 s0, s1, s2, s3;
 };
 
+template <int kItem>
+HWY_INLINE void add_vector(const Body<kItem>& body, V16 g, const AxisTables& t, std::int64_t index, Sums& s) {
+  s.s0 = body.add(0, g, t, index, s.s0);
+  s.s1 = body.add(1, g, t, index, s.s1);
+  s.s2 = body.add(2, g, t, index, s.s2);
+  s.s3 = body.add(3, g, t, index, s.s3);
+}
+
 template <int kItem, int kFetch, bool kStore>
 HWY_INLINE void add_block(const Body<kItem>& body, const char* p, std::int64_t n, std::int64_t at, const AxisTables& t,
                           std::int64_t delta, char* to, Sums& s) {
   constexpr std::int64_t kStep = Body<kItem>::kStep, kBytes = kStep * kItem;
   std::int64_t i = 0;
-  const auto one = [&](const char* q, std::int64_t index) HWY_ATTR {
-    const V16 g = Body<kItem>::load(q);
-    s.s0 = body.add(0, g, t, index, s.s0);
-    s.s1 = body.add(1, g, t, index, s.s1);
-    s.s2 = body.add(2, g, t, index, s.s2);
-    s.s3 = body.add(3, g, t, index, s.s3);
-  };
+  const auto one = [&](const char* q, std::int64_t index)
+                       HWY_ATTR { add_vector(body, Body<kItem>::load(q), t, index, s); };
   constexpr std::int64_t kUnroll = 64 / kBytes;
   for (; i + kUnroll * kStep <= n; i += kUnroll * kStep) {
     const char* q = p + i * kItem;
@@ -107,6 +122,13 @@ HWY_INLINE void add_block(const Body<kItem>& body, const char* p, std::int64_t n
   if constexpr (kStore) std::memcpy(to + i * kItem, p + i * kItem, static_cast<std::size_t>((n - i) * kItem));
   for (; i + kStep <= n; i += kStep) one(p + i * kItem, at + i);
   if (i < n) {
+#if REFIT_DIGEST_MASKED
+    if constexpr (kItem > 1) {
+      const auto lanes = static_cast<std::size_t>((n - i) * kItem / 2);
+      add_vector(body, Body<kItem>::load_first(p + i * kItem, lanes), t, at + i, s);
+      return;
+    }
+#endif
     alignas(64) char rest[64] = {};
     std::memcpy(rest, p + i * kItem, static_cast<std::size_t>((n - i) * kItem));
     one(rest, at + i);  // zeros add nothing, whatever their key
@@ -196,4 +218,5 @@ inline void digest_items(Acc& acc, const DigestItems& r) {
 
 }  // namespace refit::kernel::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+#undef REFIT_DIGEST_MASKED
 #endif

@@ -15,7 +15,6 @@ constexpr std::int64_t kNearDelta = 512;        // a plain copy; digesting bodie
 constexpr std::int64_t kFusedDelta = 2048;
 constexpr std::int64_t kDigestDelta = 4096;
 constexpr std::int64_t kFarBytes = 8 << 10;  // how much of the next rows to have under way
-constexpr std::int64_t kLine = 64;
 
 struct Parts {
   std::int64_t per_row = 1, elements = 0;

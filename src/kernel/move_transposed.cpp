@@ -8,7 +8,6 @@
 namespace refit::kernel {
 namespace {
 
-constexpr std::int64_t kLine = 64;
 // Bytes written to one destination row at a time. Streaming stores that hop between rows after every line run at a
 // quarter of the speed here: bursts of several lines are what matters.
 constexpr std::int64_t kBurst = 512;

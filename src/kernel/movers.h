@@ -5,6 +5,8 @@
 
 namespace refit::kernel {
 
+inline constexpr std::int64_t kLine = 64;  // bytes of a cache line
+
 struct Moved {
   Acc acc;
   std::int64_t elements = 0;

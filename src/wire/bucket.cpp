@@ -7,23 +7,23 @@
 namespace refit::wire {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x4b425452;  // "RTBK"
-constexpr std::uint16_t kFormat = 1;
+constexpr std::uint32_t kBucketMagic = 0x4b425452;  // "RTBK"
+constexpr std::uint16_t kBucketFormat = 1;
 // Magic 4, format 2, header bytes 2, job 16, txn 32, bucket 4, sender 4, incarnation 8, encoding 2, transform 2, group
 // 4, base 16, payload bytes 8, logical bytes 8, payload hash 16, reserved 16, header hash 16.
-constexpr std::size_t kHashAt = 144;
-static_assert(4 + 2 + 2 + 16 + 32 + 4 + 4 + 8 + 2 + 2 + 4 + 16 + 8 + 8 + 16 + 16 == kHashAt);
-static_assert(kHashAt + 16 == kBucketHeaderBytes && kBucketHeaderBytes % 8 == 0);
+constexpr std::size_t kBucketHashAt = 144;
+static_assert(4 + 2 + 2 + 16 + 32 + 4 + 4 + 8 + 2 + 2 + 4 + 16 + 8 + 8 + 16 + 16 == kBucketHashAt);
+static_assert(kBucketHashAt + 16 == kBucketHeaderBytes && kBucketHeaderBytes % 8 == 0);
 
-Error bad(const std::string& what) { return Error(Code::kCorrupt, "bucket header: " + what); }
+Error bad_bucket(const std::string& what) { return Error(Code::kCorrupt, "bucket header: " + what); }
 
 Status check_fields(const BucketHeader& h) {
   if (h.encoding != Encoding::kRaw)
-    return bad("encoding " + std::to_string(static_cast<int>(h.encoding)) + " is not known here");
-  if (h.transform != 0 || h.atomic_group != 0 || h.base != Hash128{}) return bad("a reserved field is set");
+    return bad_bucket("encoding " + std::to_string(static_cast<int>(h.encoding)) + " is not known here");
+  if (h.transform != 0 || h.atomic_group != 0 || h.base != Hash128{}) return bad_bucket("a reserved field is set");
   if (h.payload_bytes > kMaxBucketBytes)
-    return bad("payload of " + std::to_string(h.payload_bytes) + " bytes is beyond any bucket");
-  if (h.logical_bytes != h.payload_bytes) return bad("raw payload and logical length differ");
+    return bad_bucket("payload of " + std::to_string(h.payload_bytes) + " bytes is beyond any bucket");
+  if (h.logical_bytes != h.payload_bytes) return bad_bucket("raw payload and logical length differ");
   return {};
 }
 
@@ -32,24 +32,24 @@ Status check_fields(const BucketHeader& h) {
 std::array<std::byte, kBucketHeaderBytes> encode(const BucketHeader& h) {
   std::array<std::byte, kBucketHeaderBytes> out{};
   Writer w(out);
-  w.put(kMagic).put(kFormat).put(static_cast<std::uint16_t>(kBucketHeaderBytes)).put(h.job).put(h.txn);
+  w.put(kBucketMagic).put(kBucketFormat).put(static_cast<std::uint16_t>(kBucketHeaderBytes)).put(h.job).put(h.txn);
   w.put(h.bucket.value).put(h.sender).put(h.incarnation.value);
   w.put(static_cast<std::uint16_t>(h.encoding)).put(h.transform).put(h.atomic_group).put(h.base);
   w.put(h.payload_bytes).put(h.logical_bytes).put(h.payload_hash).put(Hash128{});
-  w.put(hash128(std::span(out).first(kHashAt)));
+  w.put(hash128(std::span(out).first(kBucketHashAt)));
   return out;
 }
 
 Result<BucketHeader> decode_bucket_header(std::span<const std::byte> bytes) {
   if (bytes.size() != kBucketHeaderBytes)
-    return bad("needs " + std::to_string(kBucketHeaderBytes) + " bytes, has " + std::to_string(bytes.size()));
+    return bad_bucket("needs " + std::to_string(kBucketHeaderBytes) + " bytes, has " + std::to_string(bytes.size()));
   Reader r(bytes);
-  if (r.get<std::uint32_t>() != kMagic) return bad("wrong magic");
+  if (r.get<std::uint32_t>() != kBucketMagic) return bad_bucket("wrong magic");
   const auto format = r.get<std::uint16_t>();
-  if (format != kFormat)
+  if (format != kBucketFormat)
     return Error(Code::kMismatch,
-                 "bucket header: format " + std::to_string(format) + ", this side speaks " + std::to_string(kFormat));
-  if (r.get<std::uint16_t>() != kBucketHeaderBytes) return bad("wrong header length");
+                 "bucket header: format " + std::to_string(format) + ", this side speaks " + std::to_string(kBucketFormat));
+  if (r.get<std::uint16_t>() != kBucketHeaderBytes) return bad_bucket("wrong header length");
   BucketHeader h;
   h.job = r.hash();
   h.txn = r.txn();
@@ -63,8 +63,8 @@ Result<BucketHeader> decode_bucket_header(std::span<const std::byte> bytes) {
   h.payload_bytes = r.get<std::uint64_t>();
   h.logical_bytes = r.get<std::uint64_t>();
   h.payload_hash = r.hash();
-  if (r.hash() != Hash128{}) return bad("a reserved field is set");
-  if (r.hash() != hash128(bytes.first(kHashAt))) return bad("its own hash does not match");
+  if (r.hash() != Hash128{}) return bad_bucket("a reserved field is set");
+  if (r.hash() != hash128(bytes.first(kBucketHashAt))) return bad_bucket("its own hash does not match");
   REFIT_TRY(check_fields(h));
   return h;
 }

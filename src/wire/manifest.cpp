@@ -8,42 +8,42 @@
 namespace refit::wire {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x464d5452;  // "RTMF"
-constexpr std::uint16_t kFormat = 1;
+constexpr std::uint32_t kManifestMagic = 0x464d5452;  // "RTMF"
+constexpr std::uint16_t kManifestFormat = 1;
 constexpr std::size_t kHeader = 160, kRecipient = 24, kBucket = 24, kEntry = 32;
 // Magic 4, format 2, header bytes 2, page bytes 8, job 16, txn 32, member 4, reserved 4, incarnation 8, layout epoch 8,
 // plan 16, counts 3 × 4, reserved 4, reserved 24, body hash 16.
 static_assert(4 + 2 + 2 + 8 + 16 + 32 + 4 + 4 + 8 + 8 + 16 + 12 + 4 + 24 + 16 == kHeader && kHeader % 8 == 0);
-constexpr std::size_t kHashAt = 144;
+constexpr std::size_t kManifestHashAt = 144;
 
-Error bad(const std::string& what) { return Error(Code::kCorrupt, "manifest: " + what); }
+Error bad_manifest(const std::string& what) { return Error(Code::kCorrupt, "manifest: " + what); }
 
 Status check_tables(const Manifest& m) {
   for (std::size_t i = 1; i < m.recipients.size(); ++i)
     if (m.recipients[i].rank <= m.recipients[i - 1].rank)
-      return bad("recipients do not ascend at rank " + std::to_string(m.recipients[i].rank.value));
+      return bad_manifest("recipients do not ascend at rank " + std::to_string(m.recipients[i].rank.value));
   std::uint64_t next = 0;
   for (std::size_t i = 0; i < m.buckets.size(); ++i) {
     const ManifestBucket& b = m.buckets[i];
     const std::string name = "bucket " + std::to_string(b.bucket.value);
-    if (i > 0 && b.bucket <= m.buckets[i - 1].bucket) return bad("buckets do not ascend at " + name);
+    if (i > 0 && b.bucket <= m.buckets[i - 1].bucket) return bad_manifest("buckets do not ascend at " + name);
     if (b.first_entry != next)
-      return bad(name + ": entries start at " + std::to_string(b.first_entry) + " instead of " + std::to_string(next));
+      return bad_manifest(name + ": entries start at " + std::to_string(b.first_entry) + " instead of " + std::to_string(next));
     next += b.entries;
-    if (next > m.entries.size()) return bad(name + ": entries reach beyond the table");
-    if (b.bytes > std::uint64_t{1} << 40) return bad(name + ": impossible length");
+    if (next > m.entries.size()) return bad_manifest(name + ": entries reach beyond the table");
+    if (b.bytes > std::uint64_t{1} << 40) return bad_manifest(name + ": impossible length");
     for (std::uint64_t e = b.first_entry + 1; e < next; ++e)
       if (m.entries[e].tensor <= m.entries[e - 1].tensor)
-        return bad(name + ": tensors do not ascend at entry " + std::to_string(e));
+        return bad_manifest(name + ": tensors do not ascend at entry " + std::to_string(e));
   }
-  if (next != m.entries.size()) return bad("entries that belong to no bucket");
+  if (next != m.entries.size()) return bad_manifest("entries that belong to no bucket");
   return {};
 }
 
 // The hash covers the page with the hash field left out.
 Hash128 page_hash(std::span<const std::byte> page) {
   Hasher h;
-  h.add(page.first(kHashAt)).add(page.subspan(kHeader));
+  h.add(page.first(kManifestHashAt)).add(page.subspan(kHeader));
   return h.finish();
 }
 
@@ -100,7 +100,7 @@ Result<WrittenManifest> write_manifest(const Manifest& m, std::span<std::byte> p
     return Error(Code::kExhausted, "the manifest does not fit its page")
         .amounts(static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(page.size()));
   Writer w(page);
-  w.put(kMagic).put(kFormat).put(static_cast<std::uint16_t>(kHeader)).put(bytes).put(m.job).put(m.txn);
+  w.put(kManifestMagic).put(kManifestFormat).put(static_cast<std::uint16_t>(kHeader)).put(bytes).put(m.job).put(m.txn);
   w.put(m.member).put(std::uint32_t{0}).put(m.incarnation.value).put(m.layout_epoch.value).put(m.plan);
   w.put(static_cast<std::uint32_t>(m.recipients.size()))
       .put(static_cast<std::uint32_t>(m.buckets.size()))
@@ -115,20 +115,20 @@ Result<WrittenManifest> write_manifest(const Manifest& m, std::span<std::byte> p
     w.put(std::uint32_t{0}).put(x.digest.count);
   }
   const WrittenManifest done{bytes, page_hash(page.first(bytes))};
-  Writer(page.subspan(kHashAt, 16)).put(done.hash);
+  Writer(page.subspan(kManifestHashAt, 16)).put(done.hash);
   return done;
 }
 
 Result<Manifest> parse_manifest(std::span<const std::byte> page, const Hash128& expected_hash) {
   if (page.size() < kHeader)
-    return bad("needs at least " + std::to_string(kHeader) + " bytes, has " + std::to_string(page.size()));
+    return bad_manifest("needs at least " + std::to_string(kHeader) + " bytes, has " + std::to_string(page.size()));
   Reader r(page);
-  if (r.get<std::uint32_t>() != kMagic) return bad("wrong magic");
+  if (r.get<std::uint32_t>() != kManifestMagic) return bad_manifest("wrong magic");
   const auto format = r.get<std::uint16_t>();
-  if (format != kFormat)
+  if (format != kManifestFormat)
     return Error(Code::kMismatch,
-                 "manifest: format " + std::to_string(format) + ", this side speaks " + std::to_string(kFormat));
-  if (r.get<std::uint16_t>() != kHeader) return bad("wrong header length");
+                 "manifest: format " + std::to_string(format) + ", this side speaks " + std::to_string(kManifestFormat));
+  if (r.get<std::uint16_t>() != kHeader) return bad_manifest("wrong header length");
   const auto bytes = r.get<std::uint64_t>();
   Manifest m;
   m.job = r.hash();
@@ -142,12 +142,12 @@ Result<Manifest> parse_manifest(std::span<const std::byte> page, const Hash128& 
   reserved_zero = r.get<std::uint32_t>() == 0 && reserved_zero;
   for (int i = 0; i < 3; ++i) reserved_zero = r.get<std::uint64_t>() == 0 && reserved_zero;
   const Hash128 own = r.hash();
-  if (!reserved_zero) return bad("a reserved field is set");
+  if (!reserved_zero) return bad_manifest("a reserved field is set");
   // The counts can't ask for more than is there: the length is compared before anything is allocated.
   if (bytes != page.size() || manifest_bytes(recipients, buckets, entries) != bytes)
-    return bad("its length, its counts and the " + std::to_string(page.size()) + " bytes at hand disagree");
+    return bad_manifest("its length, its counts and the " + std::to_string(page.size()) + " bytes at hand disagree");
   if (own != expected_hash) return Error(Code::kMismatch, "manifest: not the page that the source announced");
-  if (page_hash(page) != own) return bad("its own hash does not match");
+  if (page_hash(page) != own) return bad_manifest("its own hash does not match");
   read_tables(r, m, recipients, buckets, entries);
   REFIT_TRY(check_tables(m));
   return m;

@@ -9,9 +9,9 @@
 namespace refit::wire {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x43545452;  // "RTTC"
+constexpr std::uint32_t kMessageMagic = 0x43545452;  // "RTTC"
 // Magic 4, version 2, reserved 2, payload bytes 8, key id 4, reserved 4, MAC 16, hash 16.
-constexpr std::size_t kMacAt = 24, kHashAt = 40, kFrameHeader = 56;
+constexpr std::size_t kMacAt = 24, kMessageHashAt = 40, kFrameHeader = 56;
 static_assert(kFrameHeader % 8 == 0);
 constexpr flatbuffers::uoffset_t kMaxDepth = 8, kMaxTables = 1u << 18;
 
@@ -52,7 +52,7 @@ Hash128 frame_hash(std::span<const std::byte> header, std::span<const std::byte>
   return h.finish();
 }
 
-Error bad(const std::string& what) { return Error(Code::kCorrupt, "control message: " + what); }
+Error bad_message(const std::string& what) { return Error(Code::kCorrupt, "control message: " + what); }
 
 struct Frame {
   std::uint32_t key_id = 0;
@@ -62,7 +62,7 @@ struct Frame {
 
 Result<Frame> open_frame(std::span<const std::byte> frame) {
   if (frame.size() > static_cast<std::size_t>(kMaxFrameBytes))
-    return bad(std::to_string(frame.size()) + " bytes are beyond the limit of " + std::to_string(kMaxFrameBytes));
+    return bad_message(std::to_string(frame.size()) + " bytes are beyond the limit of " + std::to_string(kMaxFrameBytes));
   Reader r(frame);
   const auto magic = r.get<std::uint32_t>();
   const auto version = r.get<std::uint16_t>();
@@ -73,22 +73,22 @@ Result<Frame> open_frame(std::span<const std::byte> frame) {
   const auto reserved2 = r.get<std::uint32_t>();
   out.mac = r.hash();
   const Hash128 hash = r.hash();
-  if (!r.ok()) return bad("shorter than its header");
-  if (magic != kMagic) return bad("wrong magic");
+  if (!r.ok()) return bad_message("shorter than its header");
+  if (magic != kMessageMagic) return bad_message("wrong magic");
   if (version != kProtocolVersion)
     return Error(Code::kMismatch, "control message: protocol version " + std::to_string(version) +
                                       ", this side speaks " + std::to_string(kProtocolVersion));
-  if (reserved != 0 || reserved2 != 0) return bad("a reserved field is set");
+  if (reserved != 0 || reserved2 != 0) return bad_message("a reserved field is set");
   out.payload = frame.subspan(kFrameHeader);
-  if (bytes != out.payload.size()) return bad("its length and the bytes at hand disagree");
-  if (frame_hash(frame.first(kFrameHeader), out.payload) != hash) return bad("its hash does not match");
+  if (bytes != out.payload.size()) return bad_message("its length and the bytes at hand disagree");
+  if (frame_hash(frame.first(kFrameHeader), out.payload) != hash) return bad_message("its hash does not match");
   return out;
 }
 
 Result<Envelope> read_payload(std::span<const std::byte> payload) {
   const auto* data = reinterpret_cast<const std::uint8_t*>(payload.data());
   flatbuffers::Verifier verifier(data, payload.size(), kMaxDepth, kMaxTables);
-  if (payload.size() < 8 || !fb::VerifyEnvelopeBuffer(verifier)) return bad("malformed");
+  if (payload.size() < 8 || !fb::VerifyEnvelopeBuffer(verifier)) return bad_message("malformed");
   const fb::Envelope& in = *fb::GetEnvelope(data);
   Envelope out;
   if (in.job() != nullptr) out.job = unpack(*in.job());
@@ -140,7 +140,7 @@ Result<Bytes> encode(const Envelope& e) {
         .amounts(static_cast<std::int64_t>(payload), kMaxFrameBytes);
   Bytes out(kFrameHeader + payload);
   Writer(out)
-      .put(kMagic)
+      .put(kMessageMagic)
       .put(kProtocolVersion)
       .put(std::uint16_t{0})
       .put(std::uint64_t{payload})
@@ -149,7 +149,7 @@ Result<Bytes> encode(const Envelope& e) {
       .put(e.mac);
   std::memcpy(out.data() + kFrameHeader, builder.GetBufferPointer(), payload);
   const auto all = std::span<const std::byte>(out);
-  Writer(std::span(out).subspan(kHashAt)).put(frame_hash(all.first(kFrameHeader), all.subspan(kFrameHeader)));
+  Writer(std::span(out).subspan(kMessageHashAt)).put(frame_hash(all.first(kFrameHeader), all.subspan(kFrameHeader)));
   return out;
 }
 

@@ -4,10 +4,10 @@
 namespace refit::model::test {
 namespace {
 
-struct Case {
+struct ConfigCase {
   std::string config_json, message;
 };
-class Config : public testing::TestWithParam<Case> {};
+class Config : public testing::TestWithParam<ConfigCase> {};
 TEST_P(Config, ErrorsNameTheKey) {
   EXPECT_THAT(refusal(GetParam().config_json, "hf"), testing::HasSubstr(GetParam().message));
 }
@@ -23,38 +23,38 @@ std::string with(const std::string& key, const std::string& value) {
 INSTANTIATE_TEST_SUITE_P(
     Cases, Config,
     testing::Values(
-        Case{"", "not a JSON object"}, Case{"[1]", "not a JSON object"}, Case{"{\"model_type\":", "not a JSON object"},
-        Case{"{}", "model_type is missing"}, Case{with("model_type", "7"), "model_type must be a string"},
-        Case{with("model_type", "\"gpt2\""),
+        ConfigCase{"", "not a JSON object"}, ConfigCase{"[1]", "not a JSON object"}, ConfigCase{"{\"model_type\":", "not a JSON object"},
+        ConfigCase{"{}", "model_type is missing"}, ConfigCase{with("model_type", "7"), "model_type must be a string"},
+        ConfigCase{with("model_type", "\"gpt2\""),
              "unsupported: config.json: no rules for model_type 'gpt2' (built: llama, qwen2, qwen3, qwen3_moe)"},
-        Case{with("architectures", "[\"LlamaForSequenceClassification\"]"),
+        ConfigCase{with("architectures", "[\"LlamaForSequenceClassification\"]"),
              "architectures names LlamaForSequenceClassification"},
-        Case{R"({"model_type":"llama"})", "hidden_size is missing"},
-        Case{with("hidden_size", "\"8\""), "hidden_size must be an integer"},
-        Case{with("hidden_size", "8.5"), "hidden_size must be an integer"},
-        Case{with("hidden_size", "null"), "hidden_size is missing"},
-        Case{with("hidden_size", "-8"), "hidden_size is -8"}, Case{with("hidden_size", "0"), "hidden_size is 0"},
-        Case{with("hidden_size", "9223372036854775807"), "hidden_size is 9223372036854775807, more than"},
-        Case{with("hidden_size", "18446744073709551615"), "hidden_size is 18446744073709551615, more than"},
-        Case{with("num_hidden_layers", "2147483647"), "num_hidden_layers 2147483647 makes more than"},
-        Case{with("num_key_value_heads", "3"), "num_attention_heads 4 is no multiple of num_key_value_heads 3"},
-        Case{with("vocab_size", "true"), "vocab_size must be an integer"},
-        Case{with("tie_word_embeddings", "\"yes\""), "tie_word_embeddings must be true or false"},
-        Case{with("torch_dtype", "\"int8\""), "torch_dtype 'int8' is none of"},
-        Case{with("torch_dtype", "16"), "torch_dtype must be a string"},
-        Case{with("quantization_config", R"({"bits":4})"), "quantization_config is set"},
-        Case{
+        ConfigCase{R"({"model_type":"llama"})", "hidden_size is missing"},
+        ConfigCase{with("hidden_size", "\"8\""), "hidden_size must be an integer"},
+        ConfigCase{with("hidden_size", "8.5"), "hidden_size must be an integer"},
+        ConfigCase{with("hidden_size", "null"), "hidden_size is missing"},
+        ConfigCase{with("hidden_size", "-8"), "hidden_size is -8"}, ConfigCase{with("hidden_size", "0"), "hidden_size is 0"},
+        ConfigCase{with("hidden_size", "9223372036854775807"), "hidden_size is 9223372036854775807, more than"},
+        ConfigCase{with("hidden_size", "18446744073709551615"), "hidden_size is 18446744073709551615, more than"},
+        ConfigCase{with("num_hidden_layers", "2147483647"), "num_hidden_layers 2147483647 makes more than"},
+        ConfigCase{with("num_key_value_heads", "3"), "num_attention_heads 4 is no multiple of num_key_value_heads 3"},
+        ConfigCase{with("vocab_size", "true"), "vocab_size must be an integer"},
+        ConfigCase{with("tie_word_embeddings", "\"yes\""), "tie_word_embeddings must be true or false"},
+        ConfigCase{with("torch_dtype", "\"int8\""), "torch_dtype 'int8' is none of"},
+        ConfigCase{with("torch_dtype", "16"), "torch_dtype must be a string"},
+        ConfigCase{with("quantization_config", R"({"bits":4})"), "quantization_config is set"},
+        ConfigCase{
             R"({"model_type":"llama","hidden_size":10,"num_hidden_layers":1,"num_attention_heads":4,"intermediate_size":8,"vocab_size":9})",
             "hidden_size 10 does not divide by num_attention_heads 4"},
-        Case{
+        ConfigCase{
             R"({"model_type":"llama","hidden_size":2147483648,"num_hidden_layers":1,"num_attention_heads":1024,"head_dim":2147483648,"intermediate_size":8,"vocab_size":9})",
             "pass 2^63"},
-        Case{config({.type = "qwen3_moe"}), "num_experts is missing"},
-        Case{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"decoder_sparse_step":0)"}),
+        ConfigCase{config({.type = "qwen3_moe"}), "num_experts is missing"},
+        ConfigCase{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"decoder_sparse_step":0)"}),
              "decoder_sparse_step is 0"},
-        Case{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":[-1])"}),
+        ConfigCase{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":[-1])"}),
              "mlp_only_layers is -1"},
-        Case{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":{})"}),
+        ConfigCase{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":{})"}),
              "mlp_only_layers must be a list"}));
 
 TEST(ConfigDefaults, DerivedAndForeignKeys) {

@@ -4,10 +4,10 @@
 namespace refit::model::test {
 namespace {
 
-struct Case {
+struct SpecCase {
   std::string spec, message;
 };
-class BadSpec : public testing::TestWithParam<Case> {};
+class BadSpec : public testing::TestWithParam<SpecCase> {};
 TEST_P(BadSpec, SaysWhatIsAllowed) {
   EXPECT_THAT(refusal(config({}), GetParam().spec), testing::HasSubstr(GetParam().message));
 }
@@ -15,22 +15,22 @@ TEST_P(BadSpec, SaysWhatIsAllowed) {
 INSTANTIATE_TEST_SUITE_P(
     Cases, BadSpec,
     testing::Values(
-        Case{"", "unknown side ''"}, Case{"torch", "unknown side 'torch' (built: hf, fsdp, tp, vllm, megatron)"},
-        Case{"jax:tp=2", "unsupported: SPEC 'jax:tp=2': the side 'jax' is not built"},
-        Case{"sglang:tp=2", "'sglang' is not built"}, Case{"fsdp", "write fsdp=N"}, Case{"fsdp:2", "write fsdp=N"},
-        Case{"hf=1", "write hf or hf:key=value"}, Case{"vllm,tp=2", "write vllm or"},
-        Case{"vllm:", "'' is not key=value"}, Case{"vllm:tp", "'tp' is not key=value"},
-        Case{"vllm:=2", "'=2' is not key=value"}, Case{"vllm:tp=2,", "'' is not key=value"},
-        Case{"vllm:tp=", "tp='' must be a whole number"}, Case{"vllm:tp=0", "tp='0' must be a whole number"},
-        Case{"vllm:tp=-2", "must be a whole number"}, Case{"vllm:tp=+2", "must be a whole number"},
-        Case{"vllm:tp=02", "must be a whole number"}, Case{"vllm:tp=2x", "must be a whole number"},
-        Case{"vllm:tp=99999999999999999999", "must be a whole number"}, Case{"vllm:tp=1e3", "must be a whole number"},
-        Case{"vllm:tp=2,tp=2", "key 'tp' is given twice"},
-        Case{"vllm:pp=2", "unknown key 'pp' (allowed: tp, ep, dp, replicas, gpus_per_host, hosts)"},
-        Case{"fsdp=2,ep=2", "unknown key 'ep' (allowed: fsdp, tp, naming, replicas, gpus_per_host, hosts)"},
-        Case{"fsdp=2,naming=stacked", "naming='stacked' must be per-expert|fused"},
-        Case{"fsdp=2,hosts=a/b", "hosts='a/b' must be"}, Case{"fsdp=999999", "fsdp=999999 is more than 131072"},
-        Case{"fsdp=2000,tp=2000", "makes more than 131072 ranks"}, Case{"fsdp=4,replicas=131072", "makes more than"}));
+        SpecCase{"", "unknown side ''"}, SpecCase{"torch", "unknown side 'torch' (built: hf, fsdp, tp, vllm, megatron)"},
+        SpecCase{"jax:tp=2", "unsupported: SPEC 'jax:tp=2': the side 'jax' is not built"},
+        SpecCase{"sglang:tp=2", "'sglang' is not built"}, SpecCase{"fsdp", "write fsdp=N"}, SpecCase{"fsdp:2", "write fsdp=N"},
+        SpecCase{"hf=1", "write hf or hf:key=value"}, SpecCase{"vllm,tp=2", "write vllm or"},
+        SpecCase{"vllm:", "'' is not key=value"}, SpecCase{"vllm:tp", "'tp' is not key=value"},
+        SpecCase{"vllm:=2", "'=2' is not key=value"}, SpecCase{"vllm:tp=2,", "'' is not key=value"},
+        SpecCase{"vllm:tp=", "tp='' must be a whole number"}, SpecCase{"vllm:tp=0", "tp='0' must be a whole number"},
+        SpecCase{"vllm:tp=-2", "must be a whole number"}, SpecCase{"vllm:tp=+2", "must be a whole number"},
+        SpecCase{"vllm:tp=02", "must be a whole number"}, SpecCase{"vllm:tp=2x", "must be a whole number"},
+        SpecCase{"vllm:tp=99999999999999999999", "must be a whole number"}, SpecCase{"vllm:tp=1e3", "must be a whole number"},
+        SpecCase{"vllm:tp=2,tp=2", "key 'tp' is given twice"},
+        SpecCase{"vllm:pp=2", "unknown key 'pp' (allowed: tp, ep, dp, replicas, gpus_per_host, hosts)"},
+        SpecCase{"fsdp=2,ep=2", "unknown key 'ep' (allowed: fsdp, tp, naming, replicas, gpus_per_host, hosts)"},
+        SpecCase{"fsdp=2,naming=stacked", "naming='stacked' must be per-expert|fused"},
+        SpecCase{"fsdp=2,hosts=a/b", "hosts='a/b' must be"}, SpecCase{"fsdp=999999", "fsdp=999999 is more than 131072"},
+        SpecCase{"fsdp=2000,tp=2000", "makes more than 131072 ranks"}, SpecCase{"fsdp=4,replicas=131072", "makes more than"}));
 
 TEST(Spec, CanonicalForms) {
   const std::map<std::string, std::string> forms{{"hf", "hf"},
