@@ -54,12 +54,37 @@ HWY_INLINE void stream_row(char* dst, const char* src, std::int64_t bytes, Prefe
   if (body != bytes) std::memcpy(dst + body, src + body, static_cast<std::size_t>(bytes - body));
 }
 
+// Short rows of whole lines, where a call of memcpy would cost as much as the bytes.
+template <int kLines, int kMode>
+HWY_INLINE void copy_few_lines(const CopyRows& c) {
+  const hn::ScalableTag<std::uint8_t> d;
+  constexpr std::int64_t kStep = static_cast<std::int64_t>(hn::MaxLanes(hn::ScalableTag<std::uint8_t>()));
+  const auto* from = reinterpret_cast<const std::uint8_t*>(c.src);
+  auto* to = reinterpret_cast<std::uint8_t*>(c.dst);
+  for (std::int64_t r = 0; r < c.rows; ++r, from += c.src_pitch, to += c.dst_pitch) {
+#pragma GCC unroll 8
+    for (std::int64_t b = 0; b < kLines * kLine; b += kStep) {
+      if constexpr (kMode != 0)
+        if (b % kLine == 0) fetch<kMode == 1>(reinterpret_cast<const char*>(from + b) + c.prefetch.delta);
+      hn::StoreU(hn::LoadU(d, from + b), d, to + b);
+    }
+  }
+}
+
+template <int kLines>
+HWY_INLINE void copy_few_lines(const CopyRows& c) {
+  if (c.prefetch.delta == 0) return copy_few_lines<kLines, 0>(c);
+  c.prefetch.near ? copy_few_lines<kLines, 1>(c) : copy_few_lines<kLines, 2>(c);
+}
+
 inline void copy_rows(const CopyRows& c) {
   if (c.stream && c.bytes >= kLeastStream) {
     for (std::int64_t r = 0; r < c.rows; ++r)
       stream_row(c.dst + r * c.dst_pitch, c.src + r * c.src_pitch, c.bytes, c.prefetch);
     return;
   }
+  if (c.bytes == kLine) return copy_few_lines<1>(c);
+  if (c.bytes == 2 * kLine) return copy_few_lines<2>(c);
   const auto bytes = static_cast<std::size_t>(c.bytes);
   for (std::int64_t r = 0; r < c.rows; ++r) {
     const char* from = c.src + r * c.src_pitch;

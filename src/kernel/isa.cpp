@@ -1,5 +1,6 @@
 // Compiles the bodies once per instruction set and chooses among them.
 #define HWY_DISABLED_TARGETS HWY_SSSE3
+#define HWY_WANT_AVX3_DL
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernel/isa.cpp"
 #include "hwy/foreach_target.h"
@@ -18,6 +19,7 @@ const Ops* table() {
                         .digest_rows = digest_rows,
                         .digest_items = digest_items,
                         .transpose_tile = transpose_tile,
+                        .transpose_streams = kTransposeStreams,
                         .fast_cast = fast_cast,
                         .fence = fence};
   return &kOps;

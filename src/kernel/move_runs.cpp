@@ -8,12 +8,12 @@ namespace {
 
 constexpr std::int64_t kPartBytes = 256 << 10;  // very long runs are cut for the sake of threads
 constexpr std::int64_t kChunkBytes = 4 << 10;   // digested, then copied out of L1
-constexpr std::int64_t kFusedBytes = 64 << 10;  // digested and copied from registers: only the keys must stay in L1
+constexpr std::int64_t kFusedBytes = 64 << 10;  // digested, or digested and copied from registers: only keys stay in L1
 constexpr std::int64_t kLeastFused = 256;       // shorter rows are mostly partial lines
 constexpr std::int64_t kLongRun = 64 << 10;     // from here a run is its own best prefetcher
 constexpr std::int64_t kNearDelta = 512;        // a plain copy; digesting bodies wait for more and look further ahead:
 constexpr std::int64_t kFusedDelta = 2048;
-constexpr std::int64_t kDigestDelta = 4096;
+constexpr std::int64_t kDigestDelta = 8192;
 constexpr std::int64_t kFarBytes = 8 << 10;  // how much of the next rows to have under way
 
 struct Parts {
@@ -74,7 +74,8 @@ class RunMover {
     if (past % item != 0) past = 0;
     for (std::int64_t done = 0; done < n;) {
       const bool fused = fusable(at, r, column + done);
-      const std::int64_t take = std::min(((fused ? kFusedBytes : kChunkBytes) - past) / item, n - done);
+      const bool one_pass = fused || loops_.dst == nullptr;
+      const std::int64_t take = std::min(((one_pass ? kFusedBytes : kChunkBytes) - past) / item, n - done);
       chunk(at, r, 1, column + done, take, fused);
       done += take;
       past = 0;
@@ -98,7 +99,7 @@ class RunMover {
                    .data = at.src() + r * src_pitch() + offset,
                    .pitch = src_pitch(),
                    .prefetch = prefetch_};
-    if (b.prefetch.near && b.prefetch.delta != 0) b.prefetch.delta = fused ? kFusedDelta : kDigestDelta;
+    if (b.prefetch.near && b.prefetch.delta != 0) b.prefetch = {fused ? kFusedDelta : kDigestDelta, fused};
     if (fused) {
       b.store = at.dst() + r * dst_pitch() + offset;
       b.store_pitch = dst_pitch();

@@ -18,22 +18,33 @@ constexpr std::int64_t kPitch = kWide + kLine;  // rows of a tile must not all m
 constexpr std::int64_t kTurn = kLine;
 constexpr std::int64_t kRowsAhead = 4;
 
+// Where the turning body streams whole lines itself: lines read from a source row at a time, and rows. Two lines, because
+// the second then comes with the first; one and four are a fifth slower, as are more rows.
+constexpr std::int64_t kDirectWide = 2 * kLine;
+constexpr std::int64_t kDirectRows = 64;
+
+std::int64_t line_offset(const char* p) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p) % static_cast<std::uintptr_t>(kLine));
+}
+
 // The matrix: rows run along the destination (loop count-1), columns along the source (loop count-2).
 struct Matrix {
   const Loop& rows;
   const Loop& columns;
   std::int64_t item, strip, head, strips;
+  bool direct;  // the turning body writes the destination itself, where a strip starts at a line's start
 };
 
 Matrix matrix_of(const Loops& loops) {
   const Loop& rows = loops.inner();
   const Loop& columns = loops.loop[static_cast<std::size_t>(loops.count - 2)];
-  const std::int64_t strip = std::min(kBurst / loops.wire_item, Keyer::kMaxRows);
+  const std::int64_t past = line_offset(loops.dst);
+  const bool borders = past % loops.wire_item == 0;
+  const bool direct = ops().transpose_streams && borders && columns.dst % kLine == 0;
+  const std::int64_t strip = std::min({kBurst / loops.wire_item, Keyer::kMaxRows, direct ? kDirectRows : kBurst});
   // A first, shorter strip brings the others to a line's start, where destination rows agree on one.
-  const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(loops.dst) % kLine);
-  const std::int64_t head =
-      past % loops.wire_item == 0 ? std::min((kLine - past) % kLine / loops.wire_item, rows.extent) : 0;
-  return {rows, columns, loops.wire_item, strip, head, (head > 0) + ceil_div(rows.extent - head, strip)};
+  const std::int64_t head = borders ? std::min((kLine - past) % kLine / loops.wire_item, rows.extent) : 0;
+  return {rows, columns, loops.wire_item, strip, head, (head > 0) + ceil_div(rows.extent - head, strip), direct};
 }
 
 class TransposeMover {
@@ -45,23 +56,26 @@ class TransposeMover {
     const bool in_head = m_.head > 0 && s == 0;
     const std::int64_t first = in_head ? 0 : m_.head + (s - (m_.head > 0)) * m_.strip;
     const std::int64_t rows = in_head ? m_.head : std::min(m_.strip, m_.rows.extent - first);
-    const std::int64_t wide = kWide / m_.item;
+    const bool direct = m_.direct && line_offset(at.dst() + first * m_.item) == 0;
+    const std::int64_t wide = (direct ? kDirectWide : kWide) / m_.item;
     // First column block up to a line border of the source, so that each later one reads whole lines.
-    const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(at.src()) % kLine);
+    const std::int64_t past = line_offset(at.src());
     std::int64_t take = past % m_.item == 0 ? wide - past / m_.item : wide;
     for (std::int64_t c = 0; c < m_.columns.extent; take = wide) {
       take = std::min(take, m_.columns.extent - c);
-      tile(at, first, rows, c, take);
+      tile(at, first, rows, c, take, direct);
       c += take;
     }
     out_.elements += rows * m_.columns.extent;
   }
 
  private:
-  void tile(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t columns) {
-    const Prefetch ahead = large_ ? Prefetch{kRowsAhead * m_.rows.src, true} : Prefetch{};
+  void tile(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t columns, bool direct) {
+    Prefetch ahead;
+    if (large_) ahead = direct ? Prefetch{kDirectWide, false} : Prefetch{kRowsAhead * m_.rows.src, true};
+    const std::int64_t pitch = direct ? kDirectWide + kLine : kPitch;
     ops_.copy_rows({.dst = packed_,
-                    .dst_pitch = kPitch,
+                    .dst_pitch = pitch,
                     .src = at.src() + r * m_.rows.src + c * m_.item,
                     .src_pitch = m_.rows.src,
                     .rows = rows,
@@ -71,30 +85,37 @@ class TransposeMover {
     if (loops_.keys != nullptr)
       keyer_.digest(
           ops_, out_.acc, at,
-          {.row = r, .rows = rows, .column = c, .n = columns, .data = packed_, .pitch = kPitch, .prefetch = {}});
-    for (std::int64_t done = 0, take = kTurn / m_.item; done < columns; done += take)
-      turn(at.dst() + r * m_.item + (c + done) * m_.columns.dst, packed_ + done * m_.item, rows,
-           std::min(take, columns - done));
+          {.row = r, .rows = rows, .column = c, .n = columns, .data = packed_, .pitch = pitch, .prefetch = {}});
+    const Tile whole{.dst = at.dst() + r * m_.item + c * m_.columns.dst,
+               .dst_pitch = m_.columns.dst,
+               .src = packed_,
+               .src_pitch = pitch,
+               .rows = rows,
+               .columns = columns,
+               .item = m_.item,
+               .stream = direct && large_};
+    if (direct || !large_) return ops_.transpose_tile(whole);
+    for (std::int64_t done = 0, take = kTurn / m_.item; done < columns; done += take) {
+      Tile part = whole;
+      part.dst += done * m_.columns.dst;
+      part.src += done * m_.item;
+      part.columns = std::min(take, columns - done);
+      burst(part);
+    }
   }
 
-  void turn(char* dst, const char* packed, std::int64_t rows, std::int64_t columns) {
-    Tile tile{.dst = dst,
-              .dst_pitch = m_.columns.dst,
-              .src = packed,
-              .src_pitch = kPitch,
-              .rows = rows,
-              .columns = columns,
-              .item = m_.item};
-    if (!large_) return ops_.transpose_tile(tile);
-    tile.dst = turned_;
-    tile.dst_pitch = kBurst;
-    ops_.transpose_tile(tile);
-    ops_.copy_rows({.dst = dst,
-                    .dst_pitch = m_.columns.dst,
+  // Turned in L1, then written row by row.
+  void burst(const Tile& part) {
+    Tile inner = part;
+    inner.dst = turned_;
+    inner.dst_pitch = kBurst;
+    ops_.transpose_tile(inner);
+    ops_.copy_rows({.dst = part.dst,
+                    .dst_pitch = part.dst_pitch,
                     .src = turned_,
                     .src_pitch = kBurst,
-                    .rows = columns,
-                    .bytes = rows * m_.item,
+                    .rows = part.columns,
+                    .bytes = part.rows * part.item,
                     .stream = true,
                     .prefetch = {}});
   }

@@ -61,6 +61,9 @@ struct Tile {
   const char* src;
   std::int64_t src_pitch;
   std::int64_t rows, columns, item;
+  // Destination lines go past the caches; only where the table's transpose_streams and dst and dst_pitch are multiples
+  // of 64.
+  bool stream = false;
 };
 
 struct Ops {
@@ -69,6 +72,7 @@ struct Ops {
   void (*digest_rows)(Acc&, const DigestRows&);
   void (*digest_items)(Acc&, const DigestItems&);
   void (*transpose_tile)(const Tile&);
+  bool transpose_streams;  // one register is a whole line of a destination row
   // A vector body for this pair, or null. Same contract as cast_scalar.
   bool (*(*fast_cast)(DType from, DType to))(void* dst, const void* src, std::int64_t n);
   void (*fence)();  // after streaming stores, before another thread may look

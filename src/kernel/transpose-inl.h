@@ -1,5 +1,5 @@
-// Tile transposes: the same interleave applied log2(n) times turns n registers of n lanes round; with 256 bits each
-// register holds two such groups of rows.
+// Tile transposes: the same interleave applied log2(n) times turns n registers of n lanes round; wider registers hold two
+// or four such groups of rows, with 512 bits exactly a line of a destination row.
 #if defined(REFIT_KERNEL_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef REFIT_KERNEL_TRANSPOSE_INL_H_
 #undef REFIT_KERNEL_TRANSPOSE_INL_H_
@@ -15,11 +15,14 @@ HWY_BEFORE_NAMESPACE();
 namespace refit::kernel::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_SCALAR
 inline void transpose_tile(const Tile& t) { transpose_scalar(t); }
+inline constexpr bool kTransposeStreams = false;
 #else
 namespace hn = hwy::HWY_NAMESPACE;
 
-#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
-inline constexpr int kGroups = 2;  // 128-bit groups per register
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+inline constexpr int kGroups = 4;  // 128-bit groups per register
+#elif HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
+inline constexpr int kGroups = 2;
 #else
 inline constexpr int kGroups = 1;
 #endif
@@ -28,24 +31,27 @@ template <typename T>
 struct Turn {
   static constexpr int kSide = 16 / static_cast<int>(sizeof(T));  // columns, and rows per group
   static constexpr int kRows = kSide * kGroups;                   // rows per register set
+  static constexpr int kSteps = kSide == 16 ? 4 : kSide == 8 ? 3 : kSide == 4 ? 2 : 1;  // log2(kSide)
   using D128 = hn::FixedTag<T, kSide>;
   using D = hn::FixedTag<T, kSide * kGroups>;
   using V = hn::Vec<D>;
 
-  static HWY_INLINE void load(const char* src, std::int64_t pitch, V* v) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kSide; ++i) {
-      const auto low = hn::LoadU(D128(), reinterpret_cast<const T*>(src + i * pitch));
-      if constexpr (kGroups == 2)
-        v[i] = hn::Combine(D(), hn::LoadU(D128(), reinterpret_cast<const T*>(src + (i + kSide) * pitch)), low);
-      else
-        v[i] = low;
+  // Row i of each group, from the group's own rows.
+  static HWY_INLINE V load_row(const char* src, std::int64_t pitch) {
+    const auto group = [&](int g) HWY_ATTR { return hn::LoadU(D128(), reinterpret_cast<const T*>(src + g * kSide * pitch)); };
+    if constexpr (kGroups == 1) {
+      return group(0);
+    } else {
+      const hn::FixedTag<T, kSide * 2> d2;
+      const auto low = hn::Combine(d2, group(1), group(0));
+      if constexpr (kGroups == 2) return low;
+      else return hn::Combine(D(), hn::Combine(d2, group(3), group(2)), low);
     }
   }
   static HWY_INLINE void turn(V* v) {
     V t[kSide];
 #pragma GCC unroll 4
-    for (int step = 1; step < kSide; step *= 2) {
+    for (int step = 0; step < kSteps; ++step) {
 #pragma GCC unroll 8
       for (int i = 0; i < kSide / 2; ++i) {
         t[2 * i] = hn::InterleaveLower(D(), v[i], v[i + kSide / 2]);
@@ -55,23 +61,34 @@ struct Turn {
       for (int i = 0; i < kSide; ++i) v[i] = t[i];
     }
   }
+  template <bool kStream>
   static HWY_INLINE void block(char* dst, std::int64_t dst_pitch, const char* src, std::int64_t pitch) {
     V v[kSide];
-    load(src, pitch, v);
+#pragma GCC unroll 16
+    for (int i = 0; i < kSide; ++i) v[i] = load_row(src + i * pitch, pitch);
     turn(v);
 #pragma GCC unroll 16
-    for (int j = 0; j < kSide; ++j) hn::StoreU(v[j], D(), reinterpret_cast<T*>(dst + j * dst_pitch));
+    for (int j = 0; j < kSide; ++j) {
+      T* const to = reinterpret_cast<T*>(dst + j * dst_pitch);
+      if constexpr (kStream) hn::Stream(v[j], D(), to);
+      else hn::StoreU(v[j], D(), to);
+    }
+  }
+
+  template <bool kStream>
+  static HWY_INLINE void blocks(const Tile& t, std::int64_t columns, std::int64_t rows) {
+    for (std::int64_t j = 0; j < columns; j += kSide) {
+      char* dst = t.dst + j * t.dst_pitch;
+      const char* src = t.src + j * static_cast<std::int64_t>(sizeof(T));
+      for (std::int64_t i = 0; i < rows; i += kRows)
+        block<kStream>(dst + i * t.item, t.dst_pitch, src + i * t.src_pitch, t.src_pitch);
+    }
   }
 
   static HWY_INLINE void tile(const Tile& t) {
     const std::int64_t columns = t.columns / kSide * kSide;
     const std::int64_t rows = t.rows / kRows * kRows;
-    for (std::int64_t j = 0; j < columns; j += kSide) {
-      char* dst = t.dst + j * t.dst_pitch;
-      const char* src = t.src + j * static_cast<std::int64_t>(sizeof(T));
-      for (std::int64_t i = 0; i < rows; i += kRows)
-        block(dst + i * t.item, t.dst_pitch, src + i * t.src_pitch, t.src_pitch);
-    }
+    t.stream ? blocks<kGroups == 4>(t, columns, rows) : blocks<false>(t, columns, rows);
     Tile rest = t;  // columns on the right, all rows
     rest.dst += columns * t.dst_pitch;
     rest.src += columns * t.item;
@@ -86,6 +103,8 @@ struct Turn {
     transpose_scalar(rest);
   }
 };
+
+inline constexpr bool kTransposeStreams = kGroups == 4;
 
 inline void transpose_tile(const Tile& t) {
   if (t.item == 1) return Turn<std::uint8_t>::tile(t);
