@@ -71,4 +71,21 @@ std::string human_bytes(std::int64_t bytes) {
   return fmt::format("{} B", bytes);
 }
 
+void PlanSizes::declare(CLI::App& command) {
+  command.add_option("--bucket-bytes", bucket_bytes, "Largest bucket (refit.bucket_bytes)")->capture_default_str();
+  command.add_option("--staging-bytes", staging_bytes, "Staging memory of a target rank (refit.staging_bytes)")
+      ->capture_default_str();
+  command.add_option("--allow-cast", allow_cast,
+                     "Tensor name pattern (* = any text) whose casts may lose values; may be repeated");
+}
+
+Result<plan::Options> PlanSizes::options() const {
+  plan::Options out;
+  out.files = true;
+  out.allow_cast = allow_cast;
+  REFIT_ASSIGN(out.bucket_bytes, parse_bytes(bucket_bytes, "--bucket-bytes"));
+  REFIT_ASSIGN(out.staging_bytes, parse_bytes(staging_bytes, "--staging-bytes"));
+  return out;
+}
+
 }  // namespace refit::cli

@@ -1,5 +1,6 @@
-// What `plan` and `reshard` share: layouts from files or SPECs, and sizes as people write them.
+// What `plan` and `reshard` share: layouts from files or SPECs, sizes as people write them, the options of a plan.
 #pragma once
+#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 
@@ -16,5 +17,14 @@ Result<std::shared_ptr<const model::Layout>> model_layout(const std::string& mod
 // "32MiB", "1.5GiB", "4096" in bytes. Errors: kInvalid naming the option.
 Result<std::int64_t> parse_bytes(const std::string& text, const std::string& option);
 std::string human_bytes(std::int64_t bytes);
+
+// --bucket-bytes, --staging-bytes, --allow-cast.
+struct PlanSizes {
+  std::string bucket_bytes = "32MiB", staging_bytes = "256MiB";
+  std::vector<std::string> allow_cast;
+  void declare(CLI::App& command);
+  // For plans without a live round: unwanted names are listed. Errors: kInvalid naming the option.
+  Result<plan::Options> options() const;
+};
 
 }  // namespace refit::cli

@@ -13,8 +13,7 @@ namespace {
 
 struct PlanArgs {
   std::string model, from, to, source_layout, target_layout, explain;
-  std::string bucket_bytes = "32MiB", staging_bytes = "256MiB";
-  std::vector<std::string> allow_cast;
+  PlanSizes sizes;
 };
 
 using LayoutPtr = std::shared_ptr<const model::Layout>;
@@ -92,11 +91,7 @@ void print_table(const plan::World& w, const model::Layout& source, const model:
 }
 
 Status run(const PlanArgs& args, const Context& context) {
-  plan::Options options;
-  options.files = true;  // a plan without data lists what nobody wants
-  options.allow_cast = args.allow_cast;
-  REFIT_ASSIGN(options.bucket_bytes, parse_bytes(args.bucket_bytes, "--bucket-bytes"));
-  REFIT_ASSIGN(options.staging_bytes, parse_bytes(args.staging_bytes, "--staging-bytes"));
+  REFIT_ASSIGN(const plan::Options options, args.sizes.options());
   const std::int64_t start = monotonic_ns();
   REFIT_ASSIGN(const auto sides, layouts(args));
   if (!args.explain.empty()) {
@@ -127,12 +122,7 @@ void setup_plan(CLI::App& app, Context& context) {
                       "Layout file of the source, instead of --model and --from");
   command->add_option("--target-layout", args->target_layout, "Layout file of the target");
   command->add_option("--explain", args->explain, "Show every piece of this tensor instead");
-  command->add_option("--bucket-bytes", args->bucket_bytes, "Largest bucket (refit.bucket_bytes)")
-      ->capture_default_str();
-  command->add_option("--staging-bytes", args->staging_bytes, "Staging of a target rank (refit.staging_bytes)")
-      ->capture_default_str();
-  command->add_option("--allow-cast", args->allow_cast,
-                      "Tensor name pattern (* = any text) whose casts may lose values; may be repeated");
+  args->sizes.declare(*command);
   command->add_flag("--json", context.json, "One JSON object on stdout");
   command->callback([args, &context] {
     if (Status s = run(*args, context); !s.ok()) fail(context, s.error());

@@ -13,16 +13,11 @@ namespace {
 
 struct ReshardArgs {
   std::string source_layout, source_data, target_layout, out;
-  std::string bucket_bytes = "32MiB", staging_bytes = "256MiB";
-  std::vector<std::string> allow_cast;
+  PlanSizes sizes;
 };
 
 Status run(const ReshardArgs& args, const Context& context) {
-  plan::Options options;
-  options.files = true;
-  options.allow_cast = args.allow_cast;
-  REFIT_ASSIGN(options.bucket_bytes, parse_bytes(args.bucket_bytes, "--bucket-bytes"));
-  REFIT_ASSIGN(options.staging_bytes, parse_bytes(args.staging_bytes, "--staging-bytes"));
+  REFIT_ASSIGN(const plan::Options options, args.sizes.options());
   const std::int64_t start = monotonic_ns();
   REFIT_ASSIGN(const auto source, layout_file(args.source_layout));
   REFIT_ASSIGN(const auto target, layout_file(args.target_layout));
@@ -58,12 +53,7 @@ void setup_reshard(CLI::App& app, Context& context) {
   command->add_option("--source-data", args->source_data, "Directory with the source's raw buffers")->required();
   command->add_option("--target-layout", args->target_layout, "Layout file of the target")->required();
   command->add_option("--out", args->out, "Directory to create; appears complete or not at all")->required();
-  command->add_option("--bucket-bytes", args->bucket_bytes, "Largest bucket (refit.bucket_bytes)")
-      ->capture_default_str();
-  command->add_option("--staging-bytes", args->staging_bytes, "Working memory (refit.staging_bytes)")
-      ->capture_default_str();
-  command->add_option("--allow-cast", args->allow_cast,
-                      "Tensor name pattern (* = any text) whose casts may lose values; may be repeated");
+  args->sizes.declare(*command);
   command->add_flag("--json", context.json, "One JSON object on stdout");
   command->callback([args, &context] {
     if (Status s = run(*args, context); !s.ok()) fail(context, s.error());
