@@ -116,9 +116,9 @@ void SourceDriver::perform(install::Send& a) { send(a.envelope); }
 void SourceDriver::perform(install::Observe& a) { observe(a.phase, a.txn); }
 
 void SourceDriver::perform(install::MakePlan& a) {
-  work([this, configure = std::move(a.configure)]() -> Finish {
+  work([this, configure = std::move(a.configure), seed = state_.link.digest_seed.value_or(0)]() -> Finish {
     const std::int64_t start = monotonic_ns();
-    const Status s = take_plan(configure);
+    const Status s = take_plan(configure, seed);
     const std::lock_guard lock(publish_mutex_);
     report_.plan_ns = monotonic_ns() - start;
     if (!s.ok())
@@ -127,7 +127,7 @@ void SourceDriver::perform(install::MakePlan& a) {
   });
 }
 
-Status SourceDriver::take_plan(const wire::Configure& configure) {
+Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t digest_seed) {
   sealer_.reset();
   planned_.reset();
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
@@ -143,7 +143,7 @@ Status SourceDriver::take_plan(const wire::Configure& configure) {
                                                    options_.budget, "manifest page"));
   }
   lent_.push_back({page_.data(), page_.bytes(), memory::Kind::kHostShared, &page_});
-  sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), state_.link.digest_seed,
+  sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), digest_seed,
                                      kernel::Exec{options_.runtime.pool});
   return {};
 }

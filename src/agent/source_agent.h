@@ -41,7 +41,7 @@ class SourceDriver final : public SourceAgent, private Member {
 
   // On the worker.
   Result<SealDone> seal(const Txn& txn, const wire::Begin& begin);
-  Status take_plan(const wire::Configure& configure);
+  Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
   Status lend_regions();
   Result<wire::WrittenManifest> write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin);
 

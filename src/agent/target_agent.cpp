@@ -136,9 +136,9 @@ void TargetDriver::perform(install::CancelStaging&) { progress_.cancel = true; }
 void TargetDriver::perform(install::DropStage&) {}  // the shadow is one arena, overwritten by the next round's staging
 
 void TargetDriver::perform(install::MakePlan& a) {
-  work([this, configure = std::move(a.configure)]() -> Finish {
+  work([this, configure = std::move(a.configure), seed = state_.link.digest_seed.value_or(0)]() -> Finish {
     const std::int64_t start = monotonic_ns();
-    const Status s = take_plan(configure);
+    const Status s = take_plan(configure, seed);
     {
       const std::lock_guard lock(report_mutex_);
       report_.plan_ns = monotonic_ns() - start;
@@ -150,12 +150,12 @@ void TargetDriver::perform(install::MakePlan& a) {
   });
 }
 
-Status TargetDriver::take_plan(const wire::Configure& configure) {
+Status TargetDriver::take_plan(const wire::Configure& configure, std::uint64_t digest_seed) {
   const PlanId former = planned_ && executor_ ? planned_->plan.id : PlanId{};
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
   if (planned.target->digest() != state_.config.self.layout_digest)
     return Error(Code::kMismatch, "the coordinator sent another layout than this rank's own").at_stage("plan");
-  const bool same = former != PlanId{} && former == planned.plan.id && seed_ == state_.link.digest_seed;
+  const bool same = former != PlanId{} && former == planned.plan.id && seed_ == digest_seed;
   planned_ = std::move(planned);
   REFIT_ASSIGN(const model::RankLayout rank, planned_->target->expand(rank_));
   install::LandingTable table =
@@ -164,12 +164,11 @@ Status TargetDriver::take_plan(const wire::Configure& configure) {
     executor_->replace_senders(table.buckets);
     return {};
   }
-  seed_ = state_.link.digest_seed;
+  seed_ = digest_seed;
   executor_.reset();  // frees the old shadow before the new one is taken
   const std::span<const memory::RegionRef> live = shard_.regions();
-  REFIT_ASSIGN(executor_,
-               install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, state_.link.digest_seed,
-                                             kernel::Exec{options_.runtime.pool}, options_.budget));
+  REFIT_ASSIGN(executor_, install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, digest_seed,
+                                                        kernel::Exec{options_.runtime.pool}, options_.budget));
   return {};
 }
 

@@ -209,6 +209,7 @@ Status Driver::wait_ready(Deadline deadline) const {
   std::unique_lock lock(mutex_);
   while (true) {
     if (failed_) return *failed_;
+    if (state_.rebuild && state_.rebuild->blocked) return *state_.rebuild->blocked;
     std::string missing;
     for (std::uint32_t m = 0; m < state_.slots.size(); ++m) {
       const Slot& slot = state_.slots[m];

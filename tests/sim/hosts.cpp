@@ -28,7 +28,7 @@ void World::start_coordinator() {
   config.incarnation = Incarnation(++incarnations_);
   coord.stale = {};
   coord.calling = false;
-  auto begun = coordinator::start(config, *recovered, {1, 1}, 42, now);
+  auto begun = coordinator::start(config, *recovered, {1, ++lineages_}, 41 + lineages_, now);
   coord.state = std::move(begun.state);
   trace("coordinator starts with epoch " + std::to_string(coord.state.epoch.value));
   tick_coordinator();
@@ -53,6 +53,12 @@ void World::crash_coordinator() {
       durable(records);
     }
     appends_.clear();
+  }
+  if (chance(kJournalLoss)) {
+    trace("its host is lost with the journal");
+    verdict_.crash_points.insert("coordinator host loss: journal gone");
+    ++verdict_.lost_journals;
+    file_.clear();
   }
   for (std::uint32_t m = 0; m < shape.members(); ++m) {
     Process& p = process(m);
@@ -110,7 +116,8 @@ void World::perform(const coordinator::Action& action) {
   if (const auto* send = std::get_if<coordinator::Send>(&action)) {
     if (std::holds_alternative<wire::Abort>(send->envelope.message)) {
       checker.abort_told.insert(send->envelope.txn);
-      if (checker.committed(send->envelope.txn)) checker.fail("4: an abort is told of a committed round");
+      if (checker.committed(send->envelope.txn) && !checker.lost.contains(send->envelope.txn))
+        checker.fail("4: an abort is told of a committed round");
     }
     for (std::uint32_t m = 0; m < shape.members(); ++m)
       if (process(m).connection == send->connection) return transmit(m, send->connection, false, send->envelope);

@@ -39,17 +39,19 @@ TEST(Sim, EveryInvariantHolds) {
     sum.aborts += v.aborts;
     sum.incomplete += v.incomplete;
     sum.crashes += v.crashes;
+    sum.lost_journals += v.lost_journals;
     sum.crash_points.insert(v.crash_points.begin(), v.crash_points.end());
     EXPECT_EQ(v.violation, "") << "replay: sim_protocol --seed " << seed;
     if (!v.violation.empty() && ++failed == 8) break;
   }
   std::printf(
       "%llu seeds, %llu events, %llu rounds: %llu committed, %llu incomplete, %llu aborted; %llu crashes at %zu named "
-      "points\n",
+      "points, %llu with the journal\n",
       static_cast<unsigned long long>(seeds()), static_cast<unsigned long long>(sum.events),
       static_cast<unsigned long long>(sum.rounds), static_cast<unsigned long long>(sum.commits),
       static_cast<unsigned long long>(sum.incomplete), static_cast<unsigned long long>(sum.aborts),
-      static_cast<unsigned long long>(sum.crashes), sum.crash_points.size());
+      static_cast<unsigned long long>(sum.crashes), sum.crash_points.size(),
+      static_cast<unsigned long long>(sum.lost_journals));
   EXPECT_GT(sum.commits, 0u);
   EXPECT_GT(sum.aborts, 0u);
 }
