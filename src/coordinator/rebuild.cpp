@@ -26,8 +26,8 @@ bool Machine::rebuilds(const wire::Envelope& e, const wire::Hello& h) const {
   if (s_.journal.counter > 0 || s_.round || !s_.config.shape.slot(e.name())) return false;
   if (s_.rebuild) return true;
   const bool foreign = h.lineage != Lineage{} && h.lineage != s_.journal.lineage;
-  // Without its seed (an older release) the digests of that lineage mean nothing here.
-  return (foreign && h.digest_seed) || e.epoch > s_.epoch;
+  // Who holds nothing takes our lineage with the Welcome, unless it has promised an epoch above ours.
+  return (foreign && bound(h)) || e.epoch > s_.epoch;
 }
 
 void Machine::hear(std::uint32_t connection, const wire::Envelope& e, const wire::Hello& h) {
@@ -137,7 +137,7 @@ SnapshotRecord Machine::rebuilt() const {
   SnapshotRecord out;
   out.job = s_.config.job;
   out.lineage = rebuilt_lineage();
-  out.digest_seed = s_.journal.digest_seed;
+  out.digest_seed = s_.journal.digest_seed;     // where nobody knows the old one, nobody holds digests made with it
   out.membership_epoch = s_.epoch.value << 32;  // above all that began under lower epochs, heard of or not
   const Word* voter = nullptr;
   Txn seen;
@@ -161,7 +161,8 @@ SnapshotRecord Machine::rebuilt() const {
     out.counter = std::max(out.counter, out.open->txn.counter);
   }
   out.forgotten = out.open ? Txn{out.lineage, out.open->txn.epoch, out.open->txn.counter - 1} : seen;
-  out.number += kUnheard;
+  // Also above what a former rebuild began with: those who promised its epoch need not have heard of its numbers.
+  out.number = std::max(out.number + kUnheard, s_.epoch.value);
   seat(out);
   return out;
 }

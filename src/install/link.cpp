@@ -24,6 +24,8 @@ void move(Link& link, const Lineage& lineage) {
   link.membership_epoch = link.number = 0;
   link.digest_seed.reset();
   link.seen = {};
+  link.layout_epoch = {};
+  link.planned = false;
 }
 }  // namespace
 

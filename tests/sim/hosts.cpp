@@ -168,7 +168,15 @@ void World::write_journal() {
 }
 
 void World::durable(const std::vector<coordinator::Record>& records) {
-  for (const auto& r : records) checker.record(r, *this);
+  for (const auto& r : records) {
+    checker.record(r, *this);
+    const auto* rebuilt = std::get_if<coordinator::SnapshotRecord>(&r.body);
+    if (rebuilt == nullptr) continue;
+    verdict_.crash_points.insert(rebuilt->open_committed ? "journal rebuilt: a commit to be finished"
+                                 : rebuilt->open         ? "journal rebuilt: an undecided round aborted"
+                                                         : "journal rebuilt: no round open");
+    if (!rebuilt->evicted.empty()) verdict_.crash_points.insert("journal rebuilt: members evicted");
+  }
 }
 
 void World::stale(sync::StaleEvent e) {

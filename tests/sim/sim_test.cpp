@@ -22,7 +22,7 @@ std::uint64_t seeds() {
 }
 
 // Seeds that once found a mistake. They stay.
-constexpr std::uint64_t kFound[] = {16, 20, 35, 49, 142, 154, 191, 217};
+constexpr std::uint64_t kFound[] = {16, 20, 35, 49, 142, 154, 191, 217, 119, 404, 936};
 
 TEST(Sim, SeedsThatFoundMistakes) {
   for (std::uint64_t seed : kFound) EXPECT_EQ(run({seed}).violation, "") << "replay: sim_protocol --seed " << seed;
@@ -54,6 +54,9 @@ TEST(Sim, EveryInvariantHolds) {
       static_cast<unsigned long long>(sum.lost_journals));
   EXPECT_GT(sum.commits, 0u);
   EXPECT_GT(sum.aborts, 0u);
+  for (const char* point : {"coordinator host loss: journal gone", "journal rebuilt: a commit to be finished",
+                            "journal rebuilt: an undecided round aborted", "journal rebuilt: members evicted"})
+    EXPECT_TRUE(sum.crash_points.contains(point)) << point;
 }
 
 TEST(Sim, SameSeedSameRun) {
