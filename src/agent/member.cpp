@@ -89,7 +89,7 @@ bool Member::finish_tasks() {
   }
 }
 
-void Member::keep_alive_with(wire::Envelope heartbeat) {
+void Member::keep_alive_with(std::optional<wire::Envelope> heartbeat) {
   const std::lock_guard lock(mutex_);
   alive_ = std::move(heartbeat);
 }

@@ -54,8 +54,9 @@ class Member {
   void work(std::function<Finish()> task);
   void send(const wire::Envelope& envelope);
   void observe(Phase phase, const Txn& txn) const;
-  // The loop stores what the liveness thread repeats while the loop's thread is inside engine code.
-  void keep_alive_with(wire::Envelope heartbeat);
+  // The loop stores what the liveness thread repeats while the loop's thread is inside engine code; nothing while the
+  // coordinator has not welcomed us, for then only Hello counts.
+  void keep_alive_with(std::optional<wire::Envelope> heartbeat);
   wire::Heartbeat progress_now() const;
   // The bucket that the worker has in hand, for errors; empty between buckets.
   virtual std::string bucket_in_hand() const { return {}; }

@@ -106,7 +106,9 @@ void SourceDriver::feed(SourceEventKind what) {
     busy_ = state_.phase != SourcePhase::kIdle;
     wire::Heartbeat h = progress_now();
     h.state = to_member_state(state_.phase);
-    keep_alive_with(install::envelope(state_.link, state_.self, state_.txn, state_.sent, h));
+    keep_alive_with(state_.link.welcomed
+                        ? std::optional(install::envelope(state_.link, state_.self, state_.txn, state_.sent, h))
+                        : std::nullopt);
     for (SourceAction& action : todo) std::visit([&](auto& a) { perform(a); }, action);
   }
   feeding_ = false;

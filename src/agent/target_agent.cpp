@@ -115,7 +115,9 @@ void TargetDriver::after_step() {
           state_.phase == install::TargetPhase::kApplying;
   wire::Heartbeat h = progress_now();
   h.state = install::to_member_state(state_.phase);
-  keep_alive_with(install::envelope(state_.link, state_.config.self, state_.txn, state_.sent, h));
+  keep_alive_with(state_.link.welcomed
+                      ? std::optional(install::envelope(state_.link, state_.config.self, state_.txn, state_.sent, h))
+                      : std::nullopt);
   const std::lock_guard lock(report_mutex_);
   report_.version = state_.live;
   report_.state = std::string(wire::to_string(h.state));
