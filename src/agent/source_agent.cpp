@@ -145,8 +145,7 @@ Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t d
                                                    options_.budget, "manifest page"));
   }
   lent_.push_back({page_.data(), page_.bytes(), memory::Kind::kHostShared, &page_});
-  sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), digest_seed,
-                                     kernel::Exec{options_.runtime.pool});
+  sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), digest_seed, exec());
   return {};
 }
 
@@ -223,7 +222,7 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
   if (snapshotting_) {
     const std::span<const memory::RegionRef> live = shard_.regions();
     for (std::size_t i = 0; i < live.size(); ++i) {
-      kernel::copy_flat({options_.runtime.pool}, lent_[i].data, live[i].data, live[i].bytes);
+      kernel::copy_flat(exec(), lent_[i].data, live[i].data, live[i].bytes);
       snapshot_bytes += live[i].bytes;
     }
     if (shard_.write_counter() != sealed_writes_)

@@ -170,7 +170,7 @@ Status TargetDriver::take_plan(const wire::Configure& configure, std::uint64_t d
   executor_.reset();  // frees the old shadow before the new one is taken
   const std::span<const memory::RegionRef> live = shard_.regions();
   REFIT_ASSIGN(executor_, install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, digest_seed,
-                                                        kernel::Exec{options_.runtime.pool}, options_.budget));
+                                                        exec(), options_.budget));
   return {};
 }
 
@@ -339,12 +339,14 @@ void TargetDriver::perform(install::CopyShadowToLive& a) {
   progress_.start(Phase::kCopying);
   work([this, a]() -> Finish {
     const std::int64_t start = monotonic_ns();
+    copying_ = a.txn;
     const Status s = executor_->apply(a.proof);
+    copying_ = {};
     {
       const std::lock_guard lock(report_mutex_);
       report_.copy_ns = monotonic_ns() - start;
     }
-    progress_.bucket_done(executor_->shadow_bytes());
+    progress_.bucket_done(0);  // its bytes were counted on the way
     return [this, txn = a.txn, s, counted = agent::to_wire(executor_->counted()), proof = to_wire(executor_->proof())] {
       done(install::Task::kCopy, txn, s, counted, proof);
     };

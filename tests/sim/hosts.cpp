@@ -20,9 +20,10 @@ void World::start_coordinator() {
     }
     file_.resize(cut);
   }
-  const auto recovered = coordinator::recover(file_, config.job);
+  auto recovered = coordinator::recover(file_, config.job);
   if (!recovered.ok()) return checker.fail("journal does not recover: " + recovered.error().to_string());
   file_.resize(static_cast<std::size_t>(recovered->valid_bytes));
+  if (file_.size() > kCompactBytes && !compact(*recovered)) return;
   coord.alive = true;
   ++coord.generation;
   config.incarnation = Incarnation(++incarnations_);
@@ -33,6 +34,26 @@ void World::start_coordinator() {
   trace("coordinator starts with epoch " + std::to_string(coord.state.epoch.value));
   tick_coordinator();
   for (const auto& a : begun.todo) perform(a);
+}
+
+// One snapshot instead of the whole file; the rename is the only moment that counts. False: dies on the way.
+bool World::compact(coordinator::JournalState& recovered) {
+  const auto dies = [&](const char* where) {
+    if (!chance(std::min(1.0, 10 * crash_))) return false;
+    verdict_.crash_points.insert(std::string("coordinator@compaction, ") + where);
+    ++verdict_.crashes;
+    later(static_cast<std::int64_t>(10 + draw(200)) * kMs, [this] { start_coordinator(); });
+    return true;
+  };
+  const coordinator::Record record{recovered.epoch, coordinator::snapshot(recovered)};
+  if (dies("before the rename")) return false;
+  file_ = coordinator::encode({&record, 1});
+  if (dies("after the rename")) return false;
+  auto again = coordinator::recover(file_, config.job);
+  if (!again.ok()) return checker.fail("a compacted journal does not recover: " + again.error().to_string()), false;
+  recovered = std::move(*again);
+  trace("journal compacted");
+  return true;
 }
 
 void World::crash_coordinator() {

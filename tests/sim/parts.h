@@ -8,6 +8,7 @@ namespace refit::sim {
 
 inline constexpr std::uint32_t kElems = 8;
 inline constexpr std::int64_t kMs = 1'000'000;
+inline constexpr std::size_t kCompactBytes = 1500;  // a few rounds
 inline constexpr double kJournalLoss = 0.25;  // of the coordinator's crashes take the journal with them
 using Values = std::array<std::uint32_t, kElems>;
 
@@ -147,6 +148,7 @@ class World {
   // hosts.cpp: coordinator.
   void start_coordinator();
   void crash_coordinator();
+  bool compact(coordinator::JournalState& recovered);
   void coordinator_event(coordinator::EventKind what);
   void perform(const coordinator::Action& a);
   void write_journal();

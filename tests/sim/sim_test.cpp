@@ -55,7 +55,8 @@ TEST(Sim, EveryInvariantHolds) {
   EXPECT_GT(sum.commits, 0u);
   EXPECT_GT(sum.aborts, 0u);
   for (const char* point : {"coordinator host loss: journal gone", "journal rebuilt: a commit to be finished",
-                            "journal rebuilt: an undecided round aborted", "journal rebuilt: members evicted"})
+                            "journal rebuilt: an undecided round aborted", "coordinator@compaction, before the rename",
+                            "coordinator@compaction, after the rename", "journal rebuilt: members evicted"})
     EXPECT_TRUE(sum.crash_points.contains(point)) << point;
 }
 
