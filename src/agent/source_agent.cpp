@@ -179,14 +179,14 @@ Status SourceDriver::lend_regions() {
 
 void SourceDriver::perform(Prepare& a) {
   progress_.start(Phase::kSeal);
-  work([this, txn = a.txn, begin = a.begin]() -> Finish {
-    Result<SealDone> r = seal(txn, begin);
+  work([this, txn = a.txn, begin = a.begin, member = state_.link.member]() -> Finish {
+    Result<SealDone> r = seal(txn, begin, member);
     if (!r.ok()) return [this, txn, e = std::move(r).error()] { feed(SourceTaskFailed{SourceTask::kSeal, txn, e}); };
     return [this, done = std::move(*r)] { feed(done); };
   });
 }
 
-Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
+Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, std::uint32_t member) {
   if (!sealer_ || planned_->epoch != begin.layout_epoch)
     return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("seal");
   SealDone done{
@@ -232,7 +232,7 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
     published_changed_.notify_all();
   }
   REFIT_ASSIGN(const Seal sealed, sealer_->seal(begin.proof));
-  REFIT_ASSIGN(const wire::WrittenManifest page, write_page(sealed, txn, begin));
+  REFIT_ASSIGN(const wire::WrittenManifest page, write_page(sealed, txn, begin, member));
   done.digest = to_wire(sealed.counted);
   for (const auto& [group, digest] : sealed.groups) done.groups.push_back({group_id(group), to_wire(digest)});
   done.manifest_bytes = page.bytes;
@@ -247,11 +247,12 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
   return done;
 }
 
-Result<wire::WrittenManifest> SourceDriver::write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin) {
+Result<wire::WrittenManifest> SourceDriver::write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin,
+                                                       std::uint32_t member) {
   wire::Manifest m;
   m.job = options_.job;
   m.txn = txn;
-  m.member = state_.link.member;
+  m.member = member;
   m.incarnation = options_.incarnation;
   m.layout_epoch = begin.layout_epoch;
   m.plan = planned_->plan.id;
