@@ -189,8 +189,12 @@ Status inspect(const Options& options, const Context& context) {
   // A layout file is JSON from its first byte; a safetensors header starts after eight bytes of length.
   if (options.path.ends_with(".json")) {
     REFIT_ASSIGN(const std::string text, files::read_text(options.path, std::int64_t{1} << 30));
-    REFIT_ASSIGN(const auto layout, model::read_layout(text));
-    return show_layout(*layout, options, context);
+    auto layout = model::read_layout(text);
+    if (!layout.ok()) {
+      layout.error().message = options.path + ": " + layout.error().message;
+      return std::move(layout).error();
+    }
+    return show_layout(**layout, options, context);
   }
   REFIT_ASSIGN(const files::Checkpoint checkpoint, files::Checkpoint::open(options.path));
   show_checkpoint(checkpoint, options, context);

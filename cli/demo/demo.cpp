@@ -352,8 +352,10 @@ void setup_demo(CLI::App& app, Context& context) {
   c->add_option("--steps", o->steps, "Training-like steps after the first version")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  c->add_option("--kill", o->kill,
-                "ROLE:INDEX[.RANK]@STEP: that process dies there in the first round after version 1; repeatable");
+  c->add_option(
+      "--kill", o->kill,
+      "ROLE:INDEX[.RANK]@STEP: that process dies there in the first round after version 1; copying:BYTES dies "
+      "when so much of the live copy is written; repeatable");
   c->add_option("--stop", o->stop,
                 "Like --kill with SIGSTOP: the process stands still, and is ended before the next step");
   c->add_option("--share", o->share, "Share of elements that a step changes")

@@ -36,6 +36,14 @@ Result<Kill> parse_kill(const std::string& text) {
   else
     out.who.instance = first, out.who.rank = second;
   out.phase = text.substr(at + 1);
+  // In the live copy a byte may be named: the process dies when that many are copied.
+  if (const auto bytes = out.phase.find(':'); bytes != std::string::npos) {
+    std::uint32_t n = 0;
+    if (out.phase.substr(0, bytes) != "copying" || !number(std::string_view(out.phase).substr(bytes + 1), n) || n == 0)
+      return bad("only 'copying' takes a number of bytes, as in copying:4097");
+    out.bytes = n;
+    out.phase.resize(bytes);
+  }
   Phase ignored{};
   if (!phase_from_string(out.phase, ignored)) return bad("unknown step '" + out.phase + "'");
   return out;

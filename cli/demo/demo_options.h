@@ -14,7 +14,8 @@ namespace refit::cli {
 struct Kill {
   MemberName who;
   std::string phase;
-  bool stop = false;  // SIGSTOP instead of SIGKILL
+  bool stop = false;       // SIGSTOP instead of SIGKILL
+  std::int64_t bytes = 0;  // of the live copy; 0: at the step's start
 };
 // ROLE:INDEX[.RANK]@STEP. Errors: kInvalid listing what is allowed.
 Result<Kill> parse_kill(const std::string& text);

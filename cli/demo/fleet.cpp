@@ -32,6 +32,7 @@ Result<Child> Fleet::launch(std::uint32_t member, bool with_kill) {
     if (with_kill && k.who == who) {
       m.kill_at = k.phase;
       m.kill_stops = k.stop;
+      m.kill_bytes = k.bytes;
     }
   return Child::start(who.to_string(), m.arguments());
 }

@@ -53,9 +53,10 @@ Observer killer(const MemberOptions& o) {
   if (o.kill_at.empty()) return {};
   Phase at{};
   phase_from_string(o.kill_at, at);
-  return [at, round = o.kill_round, signal = o.kill_stops ? SIGSTOP : SIGKILL](const PhaseEvent& e) {
-    if (e.phase == at && e.txn.counter >= round) ::kill(::getpid(), signal);
-  };
+  return
+      [at, round = o.kill_round, bytes = o.kill_bytes, signal = o.kill_stops ? SIGSTOP : SIGKILL](const PhaseEvent& e) {
+        if (e.phase == at && e.txn.counter >= round && e.bytes >= bytes) ::kill(::getpid(), signal);
+      };
 }
 
 Status set_up(Process& p) {
@@ -87,6 +88,7 @@ Status set_up(Process& p) {
   a.budget = &p.budget;
   a.staging_bytes = o.staging_bytes;
   a.snapshot = o.snapshot;
+  if (o.kill_bytes > 0) a.progress_bytes = o.kill_bytes;  // a window ends exactly there
   if (is_source) {
     REFIT_ASSIGN(p.trainer, engine::ReferenceTrainer::make(system_env(), layout, rank, &p.budget));
     REFIT_TRY(p.model.fill(*p.trainer, o.seed));
@@ -225,6 +227,7 @@ std::vector<std::string> MemberOptions::arguments() const {
   if (!kill_at.empty()) out.insert(out.end(), {"--kill-at", kill_at, "--kill-round", number(kill_round)});
   if (steps_done > 0) out.insert(out.end(), {"--steps-done", std::to_string(steps_done)});
   if (kill_stops) out.push_back("--kill-stops");
+  if (kill_bytes > 0) out.insert(out.end(), {"--kill-bytes", std::to_string(kill_bytes)});
   if (snapshot) out.push_back("--snapshot");
   return out;
 }
@@ -277,6 +280,7 @@ void setup_member(CLI::App& app, Context& context) {
   c->add_option("--kill-round", options->kill_round);
   c->add_option("--steps-done", options->steps_done);
   c->add_flag("--kill-stops", options->kill_stops);
+  c->add_option("--kill-bytes", options->kill_bytes);
   c->add_flag("--snapshot", options->snapshot);
   c->callback([options, role, &context] {
     options->role = *role == "source" ? Role::kSource : Role::kTarget;

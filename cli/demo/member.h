@@ -22,6 +22,7 @@ struct MemberOptions {
   std::string kill_at;  // phase name: die there in the first round that has a former version to lose
   std::uint64_t kill_round = 2;
   bool kill_stops = false;      // SIGSTOP instead of SIGKILL
+  std::int64_t kill_bytes = 0;  // of the live copy
   std::int64_t steps_done = 0;  // a restarted trainer resumes there, as from its own checkpoint
   bool snapshot = false;
   std::vector<std::string> arguments() const;  // of the hidden command

@@ -25,6 +25,8 @@ struct AgentOptions {
   bool snapshot = false;                   // `refit.snapshot`: source copies before it seals
   engine::CachePolicy cache_policy = engine::CachePolicy::kReset;
   std::int64_t heartbeat_ns = 100'000'000;
+  // Scans and copies raise the progress counter, and the live copy tells the observer, after at most this many bytes.
+  std::int64_t progress_bytes = 64 << 20;
 };
 
 // What the last round took on this rank, and what it holds. For tables and metrics.

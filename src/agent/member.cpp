@@ -12,6 +12,7 @@ constexpr std::int64_t kTickNs = 20'000'000;
 }  // namespace
 
 Member::Member(const AgentOptions& options) : options_(options) {
+  scan_progress_ = {.every_bytes = options_.progress_bytes, .done = [this](std::int64_t bytes) { scanned(bytes); }};
   worker_ = std::thread([this] { work_loop(); });
   alive_thread_ = std::thread([this] { alive_loop(); });
   ::pthread_setname_np(worker_.native_handle(), "refit-work");
@@ -89,7 +90,7 @@ bool Member::finish_tasks() {
   }
 }
 
-void Member::keep_alive_with(wire::Envelope heartbeat) {
+void Member::keep_alive_with(std::optional<wire::Envelope> heartbeat) {
   const std::lock_guard lock(mutex_);
   alive_ = std::move(heartbeat);
 }
@@ -141,13 +142,22 @@ void Member::send(const wire::Envelope& envelope) {
   // Else a full queue or a lost peer: the same as a lost message, the protocol repeats what matters.
 }
 
+// On the worker, in the middle of a scan or copy: stall is judged on the counter (L3).
+void Member::scanned(std::int64_t bytes) {
+  ++progress_.progress;
+  if (copying_.counter == 0) return;
+  progress_.bytes += bytes;
+  observe(Phase::kCopying, copying_);
+}
+
 void Member::observe(Phase phase, const Txn& txn) const {
+  const bool inside = progress_.phase.load() == static_cast<std::uint32_t>(phase);  // counters are of the task's phase
   options_.runtime.observe({.phase = phase,
                             .who = options_.name,
                             .txn = txn,
                             .at_ns = monotonic_ns(),
-                            .bytes = progress_.bytes.load(),
-                            .buckets = static_cast<std::int64_t>(progress_.buckets.load())});
+                            .bytes = inside ? progress_.bytes.load() : 0,
+                            .buckets = inside ? static_cast<std::int64_t>(progress_.buckets.load()) : 0});
 }
 
 Status Member::loop(Deadline deadline) {

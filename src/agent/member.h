@@ -11,6 +11,7 @@
 
 #include "agent/agent.h"
 #include "install/install.h"
+#include "kernel/kernel.h"
 #include "wire/wire.h"
 
 namespace refit::agent {
@@ -54,8 +55,9 @@ class Member {
   void work(std::function<Finish()> task);
   void send(const wire::Envelope& envelope);
   void observe(Phase phase, const Txn& txn) const;
-  // The loop stores what the liveness thread repeats while the loop's thread is inside engine code.
-  void keep_alive_with(wire::Envelope heartbeat);
+  // The loop stores what the liveness thread repeats while the loop's thread is inside engine code; nothing while the
+  // coordinator has not welcomed us, for then only Hello counts.
+  void keep_alive_with(std::optional<wire::Envelope> heartbeat);
   wire::Heartbeat progress_now() const;
   // The bucket that the worker has in hand, for errors; empty between buckets.
   virtual std::string bucket_in_hand() const { return {}; }
@@ -65,11 +67,15 @@ class Member {
   virtual void on_tick() = 0;
   virtual void on_progress(const wire::Heartbeat& now) = 0;
 
+  kernel::Exec exec() const { return {options_.runtime.pool, &scan_progress_}; }
+
   AgentOptions options_;
   TaskProgress progress_;
+  Txn copying_;  // round whose live copy the worker has in hand; of the worker's thread
 
  private:
   void work_loop();
+  void scanned(std::int64_t bytes);
   void alive_loop();
   bool finish_tasks();
 
@@ -90,6 +96,7 @@ class Member {
   std::optional<wire::Envelope> alive_;
   std::optional<Error> unsendable_;  // a message that no lane will ever take; ends the loop
   bool stop_ = false;
+  kernel::Progress scan_progress_;
   std::thread worker_, alive_thread_;
 };
 

@@ -21,8 +21,8 @@ static_assert(static_cast<int>(wire::MemberState::kIdle) + static_cast<int>(Sour
 
 bool same(const SourceState& a, const SourceState& b) {
   auto key = [](const SourceState& s) {
-    return std::tie(s.link, s.phase, s.last, s.txn, s.begin, s.sealed, s.readers_done, s.decided, s.lent, s.held,
-                    s.revoked, s.left, s.lend_deadline_ns, s.busy, s.progress);
+    return std::tie(s.link, s.phase, s.last, s.known, s.txn, s.begin, s.sealed, s.readers_done, s.decided, s.lent,
+                    s.held, s.revoked, s.left, s.lend_deadline_ns, s.busy, s.progress);
   };
   return key(a) == key(b);
 }
@@ -157,13 +157,15 @@ void SourceMachine::on(const install::Received& e) {
 }
 
 void SourceMachine::receive(const wire::Envelope& e, const wire::Welcome& m) {
-  if (!install::take_welcome(s_.link, e, m)) return drop();
+  if (install::moves(s_.link, m.lineage, bound()) && in_round()) leave_round(false);
+  if (!install::take_welcome(s_.link, e, m, bound())) return drop();
   beat();
 }
 
 void SourceMachine::receive(const wire::Envelope& e, const wire::Refused& m) {
   if (e.epoch < s_.link.epoch) return drop();
-  install::take_refused(s_.link, m);
+  if (m.promise != Lineage{} && install::moves(s_.link, m.promise, bound()) && in_round()) leave_round(false);
+  if (install::take_refused(s_.link, e, m, bound())) hello();
 }
 
 void SourceMachine::receive(const wire::Envelope&, const wire::Configure& m) {
@@ -198,6 +200,7 @@ void SourceMachine::receive(const wire::Envelope& e, const wire::Begin& m) {
   if (s_.busy != 0) return drop();
   if (!s_.link.planned || m.layout_epoch != s_.link.layout_epoch || m.plan != s_.link.plan) return drop();
   s_.link.seen = e.txn;
+  s_.link.number = std::max(s_.link.number, m.number);
   s_.phase = SourcePhase::kPreparing;
   s_.txn = e.txn;
   s_.begin = m;
@@ -233,14 +236,20 @@ void SourceMachine::receive(const wire::Envelope& e, const wire::Committed& m) {
   if (s_.phase != SourcePhase::kVoted || e.txn != s_.txn || s_.decided) return void(++ignored_.old_txn);
   s_.decided = true;
   s_.last = m.version;
+  s_.known = e.txn;
   observe(Phase::kDecided);
 }
 
 void SourceMachine::receive(const wire::Envelope& e, const wire::End& m) {
   if (s_.phase != SourcePhase::kVoted || e.txn != s_.txn) return void(++ignored_.old_txn);
-  s_.last = m.version;
-  observe(Phase::kApplied);
-  leave_round(true);
+  // In doubt: the journal no longer tells how this old round ended. The lend is free either way.
+  const bool committed = m.outcome != wire::Outcome::kInDoubt;
+  if (committed) {
+    s_.last = m.version;
+    s_.known = e.txn;
+    observe(Phase::kApplied);
+  }
+  leave_round(committed);
 }
 
 // ---- shared
@@ -268,6 +277,11 @@ void SourceMachine::hello() {
   h.layout_digest = s_.self.layout_digest;
   h.layout = s_.self.layout;
   h.card = s_.self.card;
+  h.digest_seed = s_.link.digest_seed;
+  h.number = s_.link.number;
+  h.seen = s_.link.seen;
+  h.known = s_.known;
+  if (s_.known.counter > 0) h.known_version = s_.last;
   send({}, std::move(h));
 }
 

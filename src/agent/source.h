@@ -28,6 +28,7 @@ struct SourceState {
   install::Link link;
   SourcePhase phase = SourcePhase::kIdle;
   Version last;  // newest committed version this source knows of
+  Txn known;     // its round
   Txn txn;
   wire::Begin begin;
   wire::Sealed sealed;           // valid from Sealed on; descriptor from Lending on

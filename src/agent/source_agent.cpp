@@ -106,7 +106,9 @@ void SourceDriver::feed(SourceEventKind what) {
     busy_ = state_.phase != SourcePhase::kIdle;
     wire::Heartbeat h = progress_now();
     h.state = to_member_state(state_.phase);
-    keep_alive_with(install::envelope(state_.link, state_.self, state_.txn, state_.sent, h));
+    keep_alive_with(state_.link.welcomed
+                        ? std::optional(install::envelope(state_.link, state_.self, state_.txn, state_.sent, h))
+                        : std::nullopt);
     for (SourceAction& action : todo) std::visit([&](auto& a) { perform(a); }, action);
   }
   feeding_ = false;
@@ -116,9 +118,9 @@ void SourceDriver::perform(install::Send& a) { send(a.envelope); }
 void SourceDriver::perform(install::Observe& a) { observe(a.phase, a.txn); }
 
 void SourceDriver::perform(install::MakePlan& a) {
-  work([this, configure = std::move(a.configure)]() -> Finish {
+  work([this, configure = std::move(a.configure), seed = state_.link.digest_seed.value_or(0)]() -> Finish {
     const std::int64_t start = monotonic_ns();
-    const Status s = take_plan(configure);
+    const Status s = take_plan(configure, seed);
     const std::lock_guard lock(publish_mutex_);
     report_.plan_ns = monotonic_ns() - start;
     if (!s.ok())
@@ -127,7 +129,7 @@ void SourceDriver::perform(install::MakePlan& a) {
   });
 }
 
-Status SourceDriver::take_plan(const wire::Configure& configure) {
+Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t digest_seed) {
   sealer_.reset();
   planned_.reset();
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
@@ -143,8 +145,7 @@ Status SourceDriver::take_plan(const wire::Configure& configure) {
                                                    options_.budget, "manifest page"));
   }
   lent_.push_back({page_.data(), page_.bytes(), memory::Kind::kHostShared, &page_});
-  sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), state_.link.digest_seed,
-                                     kernel::Exec{options_.runtime.pool});
+  sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), digest_seed, exec());
   return {};
 }
 
@@ -178,14 +179,14 @@ Status SourceDriver::lend_regions() {
 
 void SourceDriver::perform(Prepare& a) {
   progress_.start(Phase::kSeal);
-  work([this, txn = a.txn, begin = a.begin]() -> Finish {
-    Result<SealDone> r = seal(txn, begin);
+  work([this, txn = a.txn, begin = a.begin, member = state_.link.member]() -> Finish {
+    Result<SealDone> r = seal(txn, begin, member);
     if (!r.ok()) return [this, txn, e = std::move(r).error()] { feed(SourceTaskFailed{SourceTask::kSeal, txn, e}); };
     return [this, done = std::move(*r)] { feed(done); };
   });
 }
 
-Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
+Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, std::uint32_t member) {
   if (!sealer_ || planned_->epoch != begin.layout_epoch)
     return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("seal");
   SealDone done{
@@ -221,7 +222,7 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
   if (snapshotting_) {
     const std::span<const memory::RegionRef> live = shard_.regions();
     for (std::size_t i = 0; i < live.size(); ++i) {
-      kernel::copy_flat({options_.runtime.pool}, lent_[i].data, live[i].data, live[i].bytes);
+      kernel::copy_flat(exec(), lent_[i].data, live[i].data, live[i].bytes);
       snapshot_bytes += live[i].bytes;
     }
     if (shard_.write_counter() != sealed_writes_)
@@ -231,7 +232,7 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
     published_changed_.notify_all();
   }
   REFIT_ASSIGN(const Seal sealed, sealer_->seal(begin.proof));
-  REFIT_ASSIGN(const wire::WrittenManifest page, write_page(sealed, txn, begin));
+  REFIT_ASSIGN(const wire::WrittenManifest page, write_page(sealed, txn, begin, member));
   done.digest = to_wire(sealed.counted);
   for (const auto& [group, digest] : sealed.groups) done.groups.push_back({group_id(group), to_wire(digest)});
   done.manifest_bytes = page.bytes;
@@ -246,11 +247,12 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin) {
   return done;
 }
 
-Result<wire::WrittenManifest> SourceDriver::write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin) {
+Result<wire::WrittenManifest> SourceDriver::write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin,
+                                                       std::uint32_t member) {
   wire::Manifest m;
   m.job = options_.job;
   m.txn = txn;
-  m.member = state_.link.member;
+  m.member = member;
   m.incarnation = options_.incarnation;
   m.layout_epoch = begin.layout_epoch;
   m.plan = planned_->plan.id;

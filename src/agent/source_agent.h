@@ -40,10 +40,11 @@ class SourceDriver final : public SourceAgent, private Member {
   void perform(Release& a);
 
   // On the worker.
-  Result<SealDone> seal(const Txn& txn, const wire::Begin& begin);
-  Status take_plan(const wire::Configure& configure);
+  Result<SealDone> seal(const Txn& txn, const wire::Begin& begin, std::uint32_t member);
+  Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
   Status lend_regions();
-  Result<wire::WrittenManifest> write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin);
+  Result<wire::WrittenManifest> write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin,
+                                           std::uint32_t member);
 
   engine::Shard& shard_;
   SourceState state_;

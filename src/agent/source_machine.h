@@ -26,6 +26,8 @@ class SourceMachine {
 
  private:
   static constexpr std::uint32_t bit(SourceTask t) { return 1u << static_cast<unsigned>(t); }
+  // Has given a yes, or knows of a commit of its lineage.
+  bool bound() const { return s_.known.counter > 0 || s_.phase == SourcePhase::kVoted; }
   bool in_round() const { return s_.txn.counter > 0; }
   void drop() { ++ignored_.unexpected; }
 

@@ -115,7 +115,9 @@ void TargetDriver::after_step() {
           state_.phase == install::TargetPhase::kApplying;
   wire::Heartbeat h = progress_now();
   h.state = install::to_member_state(state_.phase);
-  keep_alive_with(install::envelope(state_.link, state_.config.self, state_.txn, state_.sent, h));
+  keep_alive_with(state_.link.welcomed
+                      ? std::optional(install::envelope(state_.link, state_.config.self, state_.txn, state_.sent, h))
+                      : std::nullopt);
   const std::lock_guard lock(report_mutex_);
   report_.version = state_.live;
   report_.state = std::string(wire::to_string(h.state));
@@ -136,9 +138,9 @@ void TargetDriver::perform(install::CancelStaging&) { progress_.cancel = true; }
 void TargetDriver::perform(install::DropStage&) {}  // the shadow is one arena, overwritten by the next round's staging
 
 void TargetDriver::perform(install::MakePlan& a) {
-  work([this, configure = std::move(a.configure)]() -> Finish {
+  work([this, configure = std::move(a.configure), seed = state_.link.digest_seed.value_or(0)]() -> Finish {
     const std::int64_t start = monotonic_ns();
-    const Status s = take_plan(configure);
+    const Status s = take_plan(configure, seed);
     {
       const std::lock_guard lock(report_mutex_);
       report_.plan_ns = monotonic_ns() - start;
@@ -150,12 +152,12 @@ void TargetDriver::perform(install::MakePlan& a) {
   });
 }
 
-Status TargetDriver::take_plan(const wire::Configure& configure) {
+Status TargetDriver::take_plan(const wire::Configure& configure, std::uint64_t digest_seed) {
   const PlanId former = planned_ && executor_ ? planned_->plan.id : PlanId{};
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
   if (planned.target->digest() != state_.config.self.layout_digest)
     return Error(Code::kMismatch, "the coordinator sent another layout than this rank's own").at_stage("plan");
-  const bool same = former != PlanId{} && former == planned.plan.id && seed_ == state_.link.digest_seed;
+  const bool same = former != PlanId{} && former == planned.plan.id && seed_ == digest_seed;
   planned_ = std::move(planned);
   REFIT_ASSIGN(const model::RankLayout rank, planned_->target->expand(rank_));
   install::LandingTable table =
@@ -164,12 +166,11 @@ Status TargetDriver::take_plan(const wire::Configure& configure) {
     executor_->replace_senders(table.buckets);
     return {};
   }
-  seed_ = state_.link.digest_seed;
+  seed_ = digest_seed;
   executor_.reset();  // frees the old shadow before the new one is taken
   const std::span<const memory::RegionRef> live = shard_.regions();
-  REFIT_ASSIGN(executor_,
-               install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, state_.link.digest_seed,
-                                             kernel::Exec{options_.runtime.pool}, options_.budget));
+  REFIT_ASSIGN(executor_, install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, digest_seed,
+                                                        exec(), options_.budget));
   return {};
 }
 
@@ -338,12 +339,14 @@ void TargetDriver::perform(install::CopyShadowToLive& a) {
   progress_.start(Phase::kCopying);
   work([this, a]() -> Finish {
     const std::int64_t start = monotonic_ns();
+    copying_ = a.txn;
     const Status s = executor_->apply(a.proof);
+    copying_ = {};
     {
       const std::lock_guard lock(report_mutex_);
       report_.copy_ns = monotonic_ns() - start;
     }
-    progress_.bucket_done(executor_->shadow_bytes());
+    progress_.bucket_done(0);  // its bytes were counted on the way
     return [this, txn = a.txn, s, counted = agent::to_wire(executor_->counted()), proof = to_wire(executor_->proof())] {
       done(install::Task::kCopy, txn, s, counted, proof);
     };

@@ -48,7 +48,7 @@ class TargetDriver final : public Agent, private Member {
   void perform(install::Observe& a);
 
   // On the worker.
-  Status take_plan(const wire::Configure& configure);
+  Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
   Status stage_all(const install::StartStaging& a);
   Status read_manifests(const install::StartStaging& a, transport::PullLane& lane);
   Status pull_buckets(const install::StartStaging& a, transport::PullLane& lane);

@@ -114,7 +114,7 @@ void Machine::advance_replica(Replica& replica) {
     known = known && p->applied;
     if (p->applied) sum += p->applied->counted;
   }
-  if (known && sum != s_.round->digest)
+  if (known && wire::fold(sum) != s_.round->version.digest)
     return fail_replica(replica,
                         Error(Code::kMismatch, "the live bytes of replica " + std::to_string(replica.instance) +
                                                    " are not those of the version")

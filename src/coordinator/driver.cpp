@@ -11,16 +11,16 @@ constexpr std::int64_t kTickNs = 20'000'000;
 constexpr std::int64_t kWaitNs = 2'000'000;  // longest sleep in the lane: how late a call from another thread is seen
 }  // namespace
 
-Driver::Driver(DriverOptions options, std::unique_ptr<transport::ControlLane> lane, std::unique_ptr<File> journal)
-    : options_(std::move(options)), lane_(std::move(lane)), journal_(std::move(journal)) {}
+Driver::Driver(DriverOptions options, std::unique_ptr<transport::ControlLane> lane, JournalFile journal)
+    : options_(std::move(options)),
+      lane_(std::move(lane)),
+      journal_lock_(std::move(journal.lock)),
+      journal_(std::move(journal.file)) {}
 
 Result<std::unique_ptr<Driver>> Driver::start(DriverOptions options, std::unique_ptr<transport::ControlLane> lane) {
   Env& env = *options.env;
-  REFIT_ASSIGN(std::unique_ptr<File> journal, env.file(options.journal_path));
-  REFIT_TRY(journal->lock());
-  REFIT_ASSIGN(const std::vector<std::byte> bytes, journal->read_all());
-  REFIT_ASSIGN(const JournalState recovered, recover(bytes, options.config.job));
-  if (recovered.torn_bytes > 0) REFIT_TRY(journal->truncate(recovered.valid_bytes));
+  REFIT_ASSIGN(JournalFile journal, open_journal(env, options.journal_path, options.config.job, options.compact_bytes));
+  const JournalState recovered = std::move(journal.recovered);
   const Lineage fresh{env.random_u64(), env.random_u64()};
   const std::uint64_t seed = env.random_u64();
   std::unique_ptr<Driver> d(new Driver(std::move(options), std::move(lane), std::move(journal)));
@@ -209,6 +209,7 @@ Status Driver::wait_ready(Deadline deadline) const {
   std::unique_lock lock(mutex_);
   while (true) {
     if (failed_) return *failed_;
+    if (state_.rebuild && state_.rebuild->blocked) return *state_.rebuild->blocked;
     std::string missing;
     for (std::uint32_t m = 0; m < state_.slots.size(); ++m) {
       const Slot& slot = state_.slots[m];

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "coordinator/journal.h"
+#include "coordinator/journal_file.h"
 #include "coordinator/status.h"
 #include "coordinator/step.h"
 #include "transport/transport.h"
@@ -21,6 +21,7 @@ struct DriverOptions {
   Observer observer;
   Config config;
   std::string journal_path;
+  std::int64_t compact_bytes = 1 << 20;  // a longer journal is compacted at the start: some thousand rounds
 };
 
 // *thread-safe*. Calls wait on the caller's thread; the protocol runs on the driver's own ("refit-coord").
@@ -45,7 +46,7 @@ class Driver {
   Status shutdown(Deadline deadline);
 
  private:
-  Driver(DriverOptions options, std::unique_ptr<transport::ControlLane> lane, std::unique_ptr<File> journal);
+  Driver(DriverOptions options, std::unique_ptr<transport::ControlLane> lane, JournalFile journal);
   void run();
   void feed(EventKind what);
   void perform(Send& a);
@@ -61,7 +62,7 @@ class Driver {
 
   DriverOptions options_;
   std::unique_ptr<transport::ControlLane> lane_;
-  std::unique_ptr<File> journal_;
+  std::unique_ptr<File> journal_lock_, journal_;
 
   // The loop holds the mutex while it steps; callers hold it while they look.
   mutable std::mutex mutex_;

@@ -118,49 +118,65 @@ void put(Out& o, const CommitRecord& r) {
 }
 void put(Out& o, const AbortRecord& r) { o.txn(r.txn); }
 void put(Out& o, const EndRecord& r) { o.txn(r.txn); }
+void put(Out& o, const SnapshotRecord& r) {
+  o.hash(r.job);
+  o.hash(r.lineage);
+  for (std::uint64_t v : {r.digest_seed, r.counter, r.number, r.membership_epoch}) o.u64(v);
+  o.txn(r.forgotten);
+  o.u8(static_cast<std::uint8_t>((r.newest ? 1 : 0) | (r.open ? 2 : 0) | (r.open_committed ? 4 : 0)));
+  if (r.newest) put(o, *r.newest);
+  if (r.open) put(o, *r.open);
+  o.seats(r.evicted);
+}
 
+void get(In& in, EpochRecord& r) {
+  r.job = in.hash();
+  r.lineage = in.hash();
+  r.digest_seed = in.u64();
+}
+void get(In& in, BeginRecord& r) {
+  r.txn = in.txn();
+  r.number = in.u64();
+  r.membership_epoch = in.u64();
+  r.layout_epoch = LayoutEpoch(in.u64());
+  r.plan = in.hash();
+  r.members = in.seats();
+}
+void get(In& in, EvictRecord& r) {
+  r.txn = in.txn();
+  r.membership_epoch = in.u64();
+  r.members = in.seats();
+}
+void get(In& in, CommitRecord& r) {
+  r.txn = in.txn();
+  r.version.lineage = in.hash();
+  r.version.number = in.u64();
+  r.version.digest = in.hash();
+  r.version.step = static_cast<std::int64_t>(in.u64());
+  for (std::uint32_t& w : r.digest.word) w = in.u32();
+  r.digest.count = in.u64();
+}
+void get(In& in, AbortRecord& r) { r.txn = in.txn(); }
+void get(In& in, EndRecord& r) { r.txn = in.txn(); }
+void get(In& in, SnapshotRecord& r) {
+  r.job = in.hash();
+  r.lineage = in.hash();
+  for (std::uint64_t* v : {&r.digest_seed, &r.counter, &r.number, &r.membership_epoch}) *v = in.u64();
+  r.forgotten = in.txn();
+  const std::uint8_t has = in.u8();
+  if ((has & 1) != 0) get(in, r.newest.emplace());
+  if ((has & 2) != 0) get(in, r.open.emplace());
+  r.open_committed = (has & 4) != 0;
+  r.evicted = in.seats();
+}
+
+template <std::size_t I = 0>
 RecordBody get(In& in, std::uint8_t kind) {
-  switch (kind) {
-    case 0: {
-      EpochRecord r;
-      r.job = in.hash();
-      r.lineage = in.hash();
-      r.digest_seed = in.u64();
-      return r;
-    }
-    case 1: {
-      BeginRecord r;
-      r.txn = in.txn();
-      r.number = in.u64();
-      r.membership_epoch = in.u64();
-      r.layout_epoch = LayoutEpoch(in.u64());
-      r.plan = in.hash();
-      r.members = in.seats();
-      return r;
-    }
-    case 2: {
-      EvictRecord r;
-      r.txn = in.txn();
-      r.membership_epoch = in.u64();
-      r.members = in.seats();
-      return r;
-    }
-    case 3: {
-      CommitRecord r;
-      r.txn = in.txn();
-      r.version.lineage = in.hash();
-      r.version.number = in.u64();
-      r.version.digest = in.hash();
-      r.version.step = static_cast<std::int64_t>(in.u64());
-      for (std::uint32_t& w : r.digest.word) w = in.u32();
-      r.digest.count = in.u64();
-      return r;
-    }
-    case 4:
-      return AbortRecord{in.txn()};
-    default:
-      return EndRecord{in.txn()};
-  }
+  if constexpr (I + 1 < std::variant_size_v<RecordBody>)
+    if (kind != I) return get<I + 1>(in, kind);
+  std::variant_alternative_t<I, RecordBody> body;
+  get(in, body);
+  return body;
 }
 
 // The frame at the start of `bytes`, or nothing when it isn't whole and intact.
@@ -184,7 +200,7 @@ Status apply_frame(JournalState& state, std::span<const std::byte> frame) {
   In in(frame.subspan(kFrameHead, frame.size() - kFrameHead - kHash));
   for (std::uint8_t left = in.u8(); left > 0 && in.ok(); --left) {
     const std::uint8_t kind = in.u8();
-    if (kind > 5) return bad("record of unknown kind " + std::to_string(kind));
+    if (kind >= std::variant_size_v<RecordBody>) return bad("record of unknown kind " + std::to_string(kind));
     const Record record{epoch, get(in, kind)};
     if (in.ok()) REFIT_TRY(apply(state, record));
   }
@@ -218,7 +234,9 @@ Status apply_body(JournalState& s, Epoch, const BeginRecord& r) {
   s.open = r;
   s.open_committed = false;
   std::erase_if(s.evicted, [&](const Seat& seat) {
-    return std::find(r.members.begin(), r.members.end(), seat) != r.members.end();
+    return std::any_of(r.members.begin(), r.members.end(), [&](const Seat& m) {
+      return m == seat || (m.member == seat.member && seat.incarnation.value == 0);
+    });
   });
   return {};
 }
@@ -249,7 +267,39 @@ Status apply_body(JournalState& s, Epoch, const EndRecord& r) {
   return {};
 }
 
+Status apply_body(JournalState& s, Epoch epoch, const SnapshotRecord& r) {
+  if (epoch <= s.epoch) return {};
+  if (s.counter > 0) return bad("a snapshot follows round " + std::to_string(s.counter));
+  if (s.epoch.value > 0 && r.job != s.job) return bad("a snapshot changes the job");
+  if ((r.open && r.open->number > r.number) || (r.newest && r.newest->version.number > r.number) ||
+      (r.open_committed && (!r.open || !r.newest || r.open->txn != r.newest->txn)))
+    return bad("a snapshot contradicts itself");
+  s.job = r.job;
+  s.lineage = r.lineage;
+  s.digest_seed = r.digest_seed;
+  s.epoch = epoch;
+  s.counter = r.counter;
+  s.number = r.number;
+  s.membership_epoch = r.membership_epoch;
+  s.forgotten = r.forgotten;
+  s.newest = r.newest;
+  s.committed.clear();
+  if (r.newest) s.committed.push_back(r.newest->txn);
+  s.open = r.open;
+  s.open_committed = r.open_committed;
+  s.evicted = r.evicted;
+  return {};
+}
+
 }  // namespace
+
+SnapshotRecord snapshot(const JournalState& s) {
+  // Everything begun is over but the open round; only the newest commit is still told apart from the aborted.
+  Txn forgotten = s.forgotten;
+  if (s.newest) forgotten = std::max(forgotten, s.newest->txn);
+  return {s.job,     s.lineage, s.digest_seed, s.counter,        s.number, s.membership_epoch,
+          forgotten, s.newest,  s.open,        s.open_committed, s.evicted};
+}
 
 wire::Bytes encode(std::span<const Record> records) {
   REFIT_CHECK(!records.empty() && records.size() < 256);
@@ -271,7 +321,8 @@ wire::Bytes encode(std::span<const Record> records) {
 }
 
 Status apply(JournalState& state, const Record& record) {
-  const bool founds = std::holds_alternative<EpochRecord>(record.body);
+  const bool founds =
+      std::holds_alternative<EpochRecord>(record.body) || std::holds_alternative<SnapshotRecord>(record.body);
   if (state.epoch.value == 0 && !founds) return bad("does not start with an epoch");
   if (!founds && record.epoch < state.epoch) return {};
   if (!founds && record.epoch > state.epoch) return bad("a record of an epoch that never began");

@@ -17,7 +17,7 @@ namespace refit::coordinator {
 
 struct Seat {  // one member of a journaled membership
   std::uint32_t member = 0;
-  Incarnation incarnation;
+  Incarnation incarnation;  // 0 in a list of evicted seats: whoever holds the place and has not been heard
   friend auto operator<=>(const Seat&, const Seat&) = default;
 };
 
@@ -56,7 +56,21 @@ struct EndRecord {  // every member applied or was evicted
   Txn txn;
   friend bool operator==(const EndRecord&, const EndRecord&) = default;
 };
-using RecordBody = std::variant<EpochRecord, BeginRecord, EvictRecord, CommitRecord, AbortRecord, EndRecord>;
+// All that is known, in one record: the first of a compacted file, or what a coordinator without a journal rebuilt from
+// its members' words. Later in a file only before any round: nothing that was begun is ever forgotten by it.
+struct SnapshotRecord {
+  Hash128 job;
+  Lineage lineage;
+  std::uint64_t digest_seed = 0, counter = 0, number = 0, membership_epoch = 0;
+  Txn forgotten;
+  std::optional<CommitRecord> newest;
+  std::optional<BeginRecord> open;
+  bool open_committed = false;
+  std::vector<Seat> evicted;
+  friend bool operator==(const SnapshotRecord&, const SnapshotRecord&) = default;
+};
+using RecordBody =
+    std::variant<EpochRecord, BeginRecord, EvictRecord, CommitRecord, AbortRecord, EndRecord, SnapshotRecord>;
 struct Record {
   Epoch epoch;  // of the coordinator that wrote it
   RecordBody body;
@@ -76,7 +90,8 @@ struct JournalState {
   std::uint64_t number = 0;   // highest version number ever begun
   std::uint64_t membership_epoch = 0;
   std::optional<CommitRecord> newest;  // newest commit
-  std::vector<Txn> committed;          // ascending
+  std::vector<Txn> committed;          // ascending; those before `forgotten` are not in it, but for the newest
+  Txn forgotten;                       // of rounds up to this one only the newest commit is known
   std::optional<BeginRecord> open;     // last round begun and not ended: undecided, or committed and unfinished
   bool open_committed = false;
   std::vector<Seat> evicted;     // of any round; ascending
@@ -90,6 +105,10 @@ struct JournalState {
 Result<JournalState> recover(std::span<const std::byte> bytes, const Hash128& job);
 // Applies one record; also what recover() does. kCorrupt when it contradicts what is known (a second decision…).
 Status apply(JournalState& state, const Record& record);
+
+// The state as one record, for compaction. Of the committed rounds only the newest is kept: a target that is inside an
+// older one was evicted or had reopened, and an older source is told that its round is over (see settle).
+SnapshotRecord snapshot(const JournalState& state);
 
 // Reserve this much with File::reserve at begin, so that the decision can't fail for lack of space.
 std::int64_t round_reserve_bytes(std::size_t members);

@@ -8,6 +8,11 @@
 
 namespace refit::coordinator {
 
+// The committed round that a former coordinator left open in the journal.
+Round unfinished(const Config& config, const JournalState& journal, std::int64_t now_ns);
+// Its sender holds bytes or a yes of its lineage, or knows of a commit.
+bool bound(const wire::Hello& h);
+
 class Machine {
  public:
   explicit Machine(State& state) : s_(state) {}
@@ -43,6 +48,20 @@ class Machine {
   void configure(std::vector<std::uint32_t> seats);
   std::optional<Error> unready() const;
   void watch_silence();
+
+  // rebuild.cpp: the journal was lost.
+  bool rebuilds(const wire::Envelope& e, const wire::Hello& h) const;
+  void hear(std::uint32_t connection, const wire::Envelope& e, const wire::Hello& h);
+  void forget_slots();
+  std::optional<Error> contradiction() const;
+  void ask_promise(std::uint32_t connection);
+  void ask_promises();
+  bool promised(std::uint32_t member) const;
+  void advance_rebuild();
+  Lineage rebuilt_lineage() const;
+  SnapshotRecord rebuilt() const;
+  void seat(SnapshotRecord& out) const;
+  void rebuilt_durably();
 
   // round.cpp: from the call to the decision.
   void receive(std::uint32_t member, const wire::Envelope& e, const wire::Sealed& m);

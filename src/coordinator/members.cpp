@@ -6,7 +6,7 @@
 namespace refit::coordinator {
 
 void Machine::refuse(std::uint32_t connection, Error error, bool hello_again) {
-  send(connection, {}, wire::Refused{std::move(error), hello_again});
+  send(connection, {}, wire::Refused{std::move(error), hello_again, {}});
 }
 
 void Machine::evict_again(std::uint32_t connection, const Error& reason) {
@@ -17,7 +17,8 @@ void Machine::hello(std::uint32_t connection, const wire::Envelope& e, const wir
   const auto member = s_.config.shape.slot(e.name());
   if (!member)
     return refuse(connection, Error(Code::kInvalid, "this job has no place for " + e.who()).at_peer(e.who()), false);
-  if (h.lineage != Lineage{} && h.lineage != s_.journal.lineage)
+  // Another lineage matters only to who holds something of it; the others take ours with the Welcome.
+  if (bound(h) && h.lineage != Lineage{} && h.lineage != s_.journal.lineage)
     return refuse(connection,
                   Error(Code::kMismatch,
                         "holds weights of lineage " + h.lineage.hex() + ", this job is " + s_.journal.lineage.hex())
@@ -46,7 +47,8 @@ void Machine::hello(std::uint32_t connection, const wire::Envelope& e, const wir
   if (out(seat)) {
     if (h.state != wire::MemberState::kFenced && h.state != wire::MemberState::kEmpty)
       return evict_again(connection, Error(Code::kPeerLost, "evicted from the membership").at_peer(e.who()));
-    std::erase(s_.out, seat);
+    std::erase_if(s_.out,
+                  [&](const Seat& x) { return x == seat || (x.member == seat.member && x.incarnation.value == 0); });
   }
   if (!same_process && slot.incarnation.value != 0)
     lost(*member, Error(Code::kPeerLost, "was replaced by a new process").at_peer(e.who()));
@@ -96,6 +98,9 @@ void Machine::on(const Gone& e) {
   const auto at = s_.by_connection.find(e.connection);
   if (at != s_.by_connection.end())
     leave(at->second, Error(Code::kPeerLost, "the connection broke").at_peer(name(at->second)));
+  if (s_.rebuild)
+    for (auto& [member, word] : s_.rebuild->words)
+      if (word.connection == e.connection) word.connection = kNoConnection;
   std::erase_if(s_.verifies, [&](const VerifyCall& call) {
     return call.connection == e.connection && call.connection != kNoConnection;
   });
@@ -155,6 +160,10 @@ void Machine::settle(std::uint32_t member, const Txn& inside) {
   const bool ours = s_.round && s_.round->record.txn == inside;
   const bool committed = std::binary_search(s_.journal.committed.begin(), s_.journal.committed.end(), inside);
   if (ours && !committed) return;
+  // So old that the journal no longer tells how it ended: a source is free either way. A target that has not been
+  // evicted is inside no committed round but the newest.
+  if (!committed && is_source(member) && inside <= s_.journal.forgotten)
+    return send_member(member, inside, wire::End{wire::Outcome::kInDoubt, {}});
   if (!committed) return send_member(member, inside, wire::Abort{Error(Code::kCancelled, "the round was aborted")});
   // A target is driven by resend(), and one that a finished round left behind was evicted by its record.
   if (!is_source(member)) return;
@@ -189,7 +198,7 @@ std::vector<std::uint32_t> Machine::viable() const {
 }
 
 void Machine::configure_if_needed() {
-  if ((s_.stage != Stage::kIdle && s_.stage != Stage::kJoining) || s_.round) return;
+  if ((s_.stage != Stage::kIdle && s_.stage != Stage::kJoining) || s_.round || s_.rebuild) return;
   std::vector<std::uint32_t> seats = viable();
   if (seats.empty()) return;
   Hasher h;
@@ -233,6 +242,15 @@ void Machine::configure(std::vector<std::uint32_t> seats) {
 
 // Why a round can't begin yet; nothing: it can.
 std::optional<Error> Machine::unready() const {
+  if (s_.rebuild) {
+    if (s_.rebuild->blocked) return s_.rebuild->blocked;
+    for (std::uint32_t m = 0; m < s_.slots.size(); ++m)
+      if (!promised(m))
+        return Error(Code::kTimeout, "the journal was lost, its word is waited for")
+            .at_peer(name(m))
+            .at_stage("rebuild");
+    return Error(Code::kTimeout, "the journal is being rebuilt").at_stage("rebuild");
+  }
   if (s_.round) {
     for (const Part& p : s_.round->parts)
       if (!is_source(p.member) && p.at < Progressed::kReopened)

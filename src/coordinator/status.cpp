@@ -111,6 +111,7 @@ std::string status_json(const State& s) {
   for (std::uint32_t i = 0; i < s.config.shape.target_instances; ++i)
     j["replicas"].push_back({{"instance", i}, {"state", replica_state(s, i)}, {"version", replica_version(s, i)}});
   j["last"] = s.last ? result_json(*s.last) : Json(nullptr);
+  j["rebuilding"] = s.rebuild.has_value();
   const Dropped& d = s.dropped;
   j["dropped"] = {{"foreign_job", d.foreign_job},         {"wrong_party", d.wrong_party}, {"old_epoch", d.old_epoch},
                   {"old_incarnation", d.old_incarnation}, {"old_txn", d.old_txn},         {"unexpected", d.unexpected}};
@@ -130,7 +131,8 @@ bool proves(const State& s, const VerifyCall& call) {
       return false;
     sums[s.config.shape.name(member).instance] += report->counted;
   }
-  return std::all_of(sums.begin(), sums.end(), [&](const auto& one) { return one.second == s.journal.newest->digest; });
+  return std::all_of(sums.begin(), sums.end(),
+                     [&](const auto& one) { return wire::fold(one.second) == s.journal.newest->version.digest; });
 }
 
 Error absence(const State& s, std::uint32_t member) {

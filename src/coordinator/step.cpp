@@ -34,6 +34,8 @@ bool same_slot(const Slot& a, const Slot& b) {
          std::tie(b.connection, b.incarnation, b.hello, b.heartbeat, b.inside, b.ready, b.plan, b.refused);
 }
 
+}  // namespace
+
 // A committed round that a former coordinator left unfinished: its yes-votes are in the journal's word, so every rank
 // stands at Voted at least; repeats tell how far each really got.
 Round unfinished(const Config& config, const JournalState& journal, std::int64_t now_ns) {
@@ -67,8 +69,6 @@ Round unfinished(const Config& config, const JournalState& journal, std::int64_t
   }
   return r;
 }
-
-}  // namespace
 
 bool same(const State& a, const State& b) {
   auto key = [](const State& s) {
@@ -117,6 +117,7 @@ std::vector<Action> step(State& state, const Event& event) {
 
 void Machine::advance() {
   if (!running()) return;
+  advance_rebuild();
   configure_if_needed();
   begin_if_ready();
   if (s_.round) s_.round->committed ? advance_replicas() : advance_round();
@@ -132,6 +133,7 @@ void Machine::on(const Tick&) {
     // taken over meanwhile (L2).
     for (Slot& slot : s_.slots) slot.heard_ns += gap, slot.gone_ns += gap;
     s_.join_deadline_ns += gap;
+    if (s_.rebuild) s_.rebuild->deadline_ns += gap;
     for (VerifyCall& call : s_.verifies) call.deadline_ns += gap;
     if (s_.round) {
       for (Part& p : s_.round->parts) p.progress_ns += gap;
@@ -184,6 +186,8 @@ void Machine::on(const Appended& e) {
       return evicted();
     case Purpose::kEnd:
       return ended();
+    case Purpose::kRebuild:
+      return rebuilt_durably();
   }
 }
 
@@ -224,6 +228,7 @@ void Machine::on(const Received& e) {
   if (env.party == wire::Party::kClient) return client(e.connection, env);
   if (env.party == wire::Party::kCoordinator) return void(++s_.dropped.wrong_party);
   const auto* hello_message = std::get_if<wire::Hello>(&env.message);
+  if (hello_message != nullptr && rebuilds(env, *hello_message)) return hear(e.connection, env, *hello_message);
   const bool our_lineage = hello_message == nullptr || hello_message->lineage == s_.journal.lineage;
   if (env.epoch > s_.epoch && our_lineage)
     return stop(Error(Code::kMismatch, "member follows a coordinator of epoch " + std::to_string(env.epoch.value))
@@ -282,6 +287,9 @@ void Machine::progressed(Part& p, Progressed at) {
   p.sent_ns = 0;
 }
 
-bool Machine::out(const Seat& seat) const { return std::find(s_.out.begin(), s_.out.end(), seat) != s_.out.end(); }
+bool Machine::out(const Seat& seat) const {
+  return std::any_of(s_.out.begin(), s_.out.end(),
+                     [&](const Seat& x) { return x == seat || (x.member == seat.member && x.incarnation.value == 0); });
+}
 
 }  // namespace refit::coordinator

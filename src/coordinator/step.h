@@ -34,6 +34,9 @@ struct Config {
   std::int64_t gate_ns = 30'000'000'000;    // C2
   std::int64_t margin_ns = 100'000'000;     // members get the remaining time less this (L1)
   std::int64_t join_ns = 30'000'000'000;    // how long a call waits for members to join and plan
+  // A lost journal is rebuilt from the members' words: how long all are waited for, once to be heard and once to
+  // promise the new epoch. Who is silent then is evicted.
+  std::int64_t rebuild_ns = 10'000'000'000;
 };
 
 // How a call of sync_weights ended.
@@ -126,12 +129,28 @@ struct Dropped {
   std::uint64_t foreign_job = 0, wrong_party = 0, old_epoch = 0, old_incarnation = 0, old_txn = 0, unexpected = 0;
 };
 
-enum class Purpose : std::uint8_t { kOpen, kBegin, kCommit, kAbort, kEvict, kEnd };
+enum class Purpose : std::uint8_t { kOpen, kBegin, kCommit, kAbort, kEvict, kEnd, kRebuild };
 struct Pending {
   std::uint64_t ticket = 0;
   Purpose purpose = Purpose::kOpen;
   std::vector<Record> records;
   friend bool operator==(const Pending&, const Pending&) = default;
+};
+
+// What one member last said of itself while the journal is rebuilt.
+struct Word {
+  std::uint32_t connection = kNoConnection;  // kNoConnection: it has left since; its word still counts as evidence
+  Incarnation incarnation;
+  Epoch epoch;  // that it follows
+  std::uint64_t sequence = 0;
+  wire::Hello hello;
+};
+struct Rebuild {
+  std::map<std::uint32_t, Word> words;  // by member
+  std::int64_t deadline_ns = 0;
+  bool asked = false;            // for promises
+  bool writing = false;          // the record is on its way to the disk
+  std::optional<Error> blocked;  // words that contradict each other: nothing is decided
 };
 
 struct State {
@@ -151,8 +170,9 @@ struct State {
   std::vector<Seat> out;              // evicted incarnations that have not come back fenced or empty
   std::optional<BeginRound> call;     // a call in hand
   std::int64_t call_since_ns = 0, join_deadline_ns = 0;
-  std::optional<Round> round;    // in hand, or committed and unfinished
-  std::vector<Pending> pending;  // appends that are not durable yet, in order
+  std::optional<Round> round;      // in hand, or committed and unfinished
+  std::optional<Rebuild> rebuild;  // the journal was lost: until it stands again, nobody is welcomed
+  std::vector<Pending> pending;    // appends that are not durable yet, in order
   std::uint64_t tickets = 0;
   std::vector<VerifyCall> verifies;
   std::uint64_t nonces = 0;

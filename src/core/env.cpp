@@ -127,6 +127,14 @@ int try_connect(const sockaddr_un& addr, Fd& out) {
   return 0;
 }
 
+Status sync_directory_of(const std::string& path) {
+  const auto slash = path.find_last_of('/');
+  const std::string dir = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+  Fd dir_fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!dir_fd.valid() || ::fsync(dir_fd.get()) != 0) return os_error("cannot sync directory " + dir, errno);
+  return {};
+}
+
 class SystemEnv final : public Env {
  public:
   std::int64_t now_ns() override { return monotonic_ns(); }
@@ -158,11 +166,13 @@ class SystemEnv final : public Env {
   Result<std::unique_ptr<File>> file(const std::string& path) override {
     Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!fd.valid()) return os_error("cannot open " + path, errno);
-    const auto slash = path.find_last_of('/');
-    const std::string dir = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
-    Fd dir_fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!dir_fd.valid() || ::fsync(dir_fd.get()) != 0) return os_error("cannot sync directory " + dir, errno);
+    REFIT_TRY(sync_directory_of(path));
     return std::unique_ptr<File>(std::make_unique<SystemFile>(std::move(fd), path));
+  }
+
+  Status replace(const std::string& from, const std::string& to) override {
+    if (::rename(from.c_str(), to.c_str()) != 0) return os_error("cannot rename " + from + " to " + to, errno);
+    return sync_directory_of(to);
   }
 
   Result<Fd> listen(const std::string& path) override {

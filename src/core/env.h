@@ -54,6 +54,8 @@ class Env {
   virtual Result<Fd> shm(std::string_view label, std::int64_t bytes) = 0;  // fresh memfd of that size, sealable
   // Opens or creates; the directory entry is durable when it returns.
   virtual Result<std::unique_ptr<File>> file(const std::string& path) = 0;
+  // Renames `from` over `to`, whole or not at all; durable when it returns. Both lie in one directory.
+  virtual Status replace(const std::string& from, const std::string& to) = 0;
   // Unix stream socket. A dead process' socket file is reclaimed; any other file at the path is kept and reported.
   virtual Result<Fd> listen(const std::string& path) = 0;
   virtual Result<Fd> connect(const std::string& path, Deadline deadline) = 0;

@@ -1,5 +1,7 @@
 #include "install/link.h"
 
+#include <algorithm>
+
 namespace refit::install {
 
 bool accept(const Link& link, const Identity& self, const wire::Envelope& e, Ignored& ignored) {
@@ -15,7 +17,24 @@ bool accept(const Link& link, const Identity& self, const wire::Envelope& e, Ign
   return true;
 }
 
-bool take_welcome(Link& link, const wire::Envelope& e, const wire::Welcome& w) {
+namespace {
+// Nothing of the former lineage counts any more.
+void move(Link& link, const Lineage& lineage) {
+  link.lineage = lineage;
+  link.membership_epoch = link.number = 0;
+  link.digest_seed.reset();
+  link.seen = {};
+  link.layout_epoch = {};
+  link.planned = false;
+}
+}  // namespace
+
+bool moves(const Link& link, const Lineage& lineage, bool bound) {
+  return !bound && link.lineage != Lineage{} && link.lineage != lineage;
+}
+
+bool take_welcome(Link& link, const wire::Envelope& e, const wire::Welcome& w, bool bound) {
+  if (moves(link, w.lineage, bound)) move(link, w.lineage);
   if (link.lineage != Lineage{} && link.lineage != w.lineage) {
     link.refused = Error(Code::kMismatch, "the coordinator follows lineage " + w.lineage.hex() +
                                               ", this process holds " + link.lineage.hex() +
@@ -33,13 +52,19 @@ bool take_welcome(Link& link, const wire::Envelope& e, const wire::Welcome& w) {
   link.digest_seed = w.digest_seed;
   link.membership_epoch = w.membership_epoch;
   link.newest = w.newest;
+  link.number = std::max(link.number, w.newest.number);
   return true;
 }
 
-void take_refused(Link& link, const wire::Refused& r) {
+bool take_refused(Link& link, const wire::Envelope& e, const wire::Refused& r, bool bound) {
   link.refused = r.error;
   link.welcomed = false;
   link.rejected = !r.hello_again;
+  if (r.promise == Lineage{} || !r.hello_again || e.epoch <= link.epoch) return false;
+  if (bound && link.lineage != r.promise) return false;
+  if (link.lineage != r.promise) move(link, r.promise);
+  link.epoch = e.epoch;
+  return true;
 }
 
 bool take_configure(Link& link, const wire::Configure& c, bool& resend_ready) {

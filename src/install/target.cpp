@@ -24,8 +24,9 @@ bool servable(const TargetState& s) {
 bool same(const TargetState& a, const TargetState& b) {
   auto key = [](const TargetState& s) {
     return std::tie(s.link, s.phase, s.rest, s.live, s.word, s.live_digest, s.gate_open, s.fenced, s.txn, s.begin,
-                    s.lent, s.staged, s.next, s.apply, s.applied, s.reopened, s.gate_since_ns, s.gate_deadline_ns,
-                    s.busy, s.stage_held, s.stage_txn, s.progress, s.verifying, s.verifying_word, s.left);
+                    s.lent, s.staged, s.next, s.known, s.known_version, s.apply, s.applied, s.reopened, s.gate_since_ns,
+                    s.gate_deadline_ns, s.busy, s.stage_held, s.stage_txn, s.progress, s.verifying, s.verifying_word,
+                    s.left);
   };
   return key(a) == key(b);
 }
@@ -38,6 +39,10 @@ TargetState start_target(TargetConfig config, const std::optional<Survived>& sur
   s.word = survived->word;
   s.live = survived->live;
   s.link.lineage = survived->word.txn.lineage;
+  s.link.number = survived->live.number;
+  // The word is set only of a committed round, and the version beside it is that round's.
+  s.known = survived->word.txn;
+  s.known_version = survived->live;
   if (s.word.word == wire::Word::kCopying) {
     s.phase = TargetPhase::kFenced;
     s.fenced = Error(Code::kPeerLost, "the agent died while it copied the weights of " + s.word.txn.to_string());
@@ -276,6 +281,11 @@ void TargetMachine::hello() {
   h.layout = self.layout;
   h.card = self.card;
   h.staging_bytes = self.staging_bytes;
+  h.digest_seed = s_.link.digest_seed;
+  h.number = s_.link.number;
+  h.seen = s_.link.seen;
+  h.known = s_.known;
+  h.known_version = s_.known_version;
   send({}, std::move(h));
 }
 

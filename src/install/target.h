@@ -51,6 +51,9 @@ struct TargetState {
   bool lent = false;    // Lend taken, staging started
   wire::Staged staged;  // valid from Voted on
   Version next;         // from Gate on
+  // Newest round that this rank knows to be committed, with its version: what a lost journal is rebuilt from (C3).
+  Txn known;
+  Version known_version;
   ApplyStep apply = ApplyStep::kShutting;
   wire::Applied applied;  // valid from kApplied on; kept for repeats after reopening
   wire::Reopened reopened;

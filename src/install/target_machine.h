@@ -25,6 +25,11 @@ class TargetMachine {
 
  private:
   static constexpr std::uint32_t bit(Task t) { return 1u << static_cast<unsigned>(t); }
+  // Holds bytes, a yes, or knowledge of a commit of its lineage.
+  bool bound() const {
+    return s_.word.word != wire::Word::kNone || s_.live.number > 0 || s_.known.counter > 0 ||
+           s_.phase == TargetPhase::kVoted || s_.phase == TargetPhase::kApplying;
+  }
   bool in_round() const { return s_.txn.counter > 0; }
   bool applying(ApplyStep at) const { return s_.phase == TargetPhase::kApplying && s_.apply == at; }
   void drop() { ++ignored_.unexpected; }

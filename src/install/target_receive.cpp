@@ -1,4 +1,6 @@
 // What a target rank does with each message of its coordinator.
+#include <algorithm>
+
 #include "install/target_machine.h"
 
 namespace refit::install {
@@ -9,7 +11,8 @@ void TargetMachine::on(const Received& e) {
 }
 
 void TargetMachine::receive(const wire::Envelope& e, const wire::Welcome& m) {
-  if (!take_welcome(s_.link, e, m)) return drop();
+  if (moves(s_.link, m.lineage, bound()) && in_round()) abort_round();
+  if (!take_welcome(s_.link, e, m, bound())) return drop();
   // We serve a version that others have left without us: shut, unless the operator allows it (C17).
   const bool behind = s_.live.number > 0 && s_.live.number < m.newest.number;
   if (behind && s_.phase == TargetPhase::kServing) {
@@ -25,7 +28,8 @@ void TargetMachine::receive(const wire::Envelope& e, const wire::Welcome& m) {
 
 void TargetMachine::receive(const wire::Envelope& e, const wire::Refused& m) {
   if (e.epoch < s_.link.epoch) return drop();
-  take_refused(s_.link, m);
+  if (m.promise != Lineage{} && moves(s_.link, m.promise, bound()) && in_round()) abort_round();
+  if (take_refused(s_.link, e, m, bound())) hello();
 }
 
 void TargetMachine::receive(const wire::Envelope&, const wire::Configure& m) {
@@ -80,6 +84,7 @@ void TargetMachine::receive(const wire::Envelope& e, const wire::Begin& m) {
       m.number <= s_.live.number)
     return drop();
   s_.link.seen = e.txn;
+  s_.link.number = std::max(s_.link.number, m.number);
   s_.rest = s_.phase;
   s_.phase = TargetPhase::kReceiving;
   s_.txn = e.txn;
@@ -110,7 +115,8 @@ void TargetMachine::receive(const wire::Envelope& e, const wire::Gate& m) {
   }
   s_.phase = TargetPhase::kApplying;
   s_.apply = ApplyStep::kShutting;
-  s_.next = m.version;
+  s_.next = s_.known_version = m.version;
+  s_.known = e.txn;
   s_.gate_since_ns = s_.now_ns;
   s_.gate_deadline_ns = s_.now_ns + m.gate_ns;
   observe(Phase::kDecided);

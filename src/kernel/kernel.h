@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,9 +14,17 @@
 
 namespace refit::kernel {
 
+// Told on the calling thread after every window of a batch, so that a long scan is seen to move. Windows end where the
+// bytes say, inside a job too; they cost no pass and no allocation.
+struct Progress {
+  std::int64_t every_bytes = 64 << 20;  // of the widest dtype of a job; ≥ 1
+  std::function<void(std::int64_t bytes)> done;
+};
+
 // Where a kernel runs. Today the CPU pool; a CUDA device and stream take the same place later.
 struct Exec {
-  ThreadPool* pool = nullptr;  // null: the calling thread
+  ThreadPool* pool = nullptr;          // null: the calling thread
+  const Progress* progress = nullptr;  // null: a batch is one window
 };
 
 // Placement digest: four keyed inner products mod 2^32 and a count of elements. Linear in the values, additive over

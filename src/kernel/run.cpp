@@ -66,6 +66,21 @@ void run_piece(Batch& batch, std::int64_t lo, std::int64_t hi) {
   ops().fence();
 }
 
+// Bytes [lo, hi) of the batch by all threads.
+void run_window(const Exec& exec, Batch& batch, std::int64_t lo, std::int64_t hi) {
+  const std::int64_t threads = exec.pool == nullptr ? 1 : exec.pool->threads();
+  const std::int64_t bytes = hi - lo;
+  const std::int64_t pieces =
+      threads == 1 ? 1 : std::clamp<std::int64_t>(bytes / kPieceBytes, 1, threads * kPiecesPerThread);
+  const auto edge = [&](std::int64_t p) {
+    return lo + static_cast<std::int64_t>(static_cast<Wide>(bytes) * p / pieces);
+  };
+  if (pieces == 1)
+    run_piece(batch, lo, hi);
+  else
+    exec.pool->parallel_for(pieces, [&](std::int64_t p) { run_piece(batch, edge(p), edge(p + 1)); });
+}
+
 // A second, element-wise look at a job that lost values; its sources are untouched.
 std::int64_t first_inexact(const Job& job) {
   std::array<std::int64_t, kMaxLoops> at{};
@@ -108,14 +123,13 @@ std::vector<Inexact> run(const Exec& exec, std::span<const Job> jobs, std::span<
   if (total == 0) return {};
   Batch batch{
       .jobs = jobs, .digests = digests, .ends = ends, .large = total >= kStreamBytes, .mutex = {}, .inexact = {}};
-  const std::int64_t threads = exec.pool == nullptr ? 1 : exec.pool->threads();
-  const std::int64_t pieces =
-      threads == 1 ? 1 : std::clamp<std::int64_t>(total / kPieceBytes, 1, threads * kPiecesPerThread);
-  const auto edge = [&](std::int64_t p) { return static_cast<std::int64_t>(static_cast<Wide>(total) * p / pieces); };
-  if (pieces == 1)
-    run_piece(batch, 0, total);
-  else
-    exec.pool->parallel_for(pieces, [&](std::int64_t p) { run_piece(batch, edge(p), edge(p + 1)); });
+  const std::int64_t window = exec.progress == nullptr ? total : std::max<std::int64_t>(1, exec.progress->every_bytes);
+  for (std::int64_t lo = 0; lo < total;) {
+    const std::int64_t hi = total - lo > window ? lo + window : total;
+    run_window(exec, batch, lo, hi);
+    if (exec.progress != nullptr && exec.progress->done) exec.progress->done(hi - lo);
+    lo = hi;
+  }
   return report(batch);
 }
 

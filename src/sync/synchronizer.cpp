@@ -45,6 +45,7 @@ class Synchronizer final : public WeightSynchronizer {
     d.config.options_json = agent::options_to_json(options_.plan);
     d.config.gate_ns = ns(options_.gate_timeout_s);
     d.config.join_ns = ns(options_.join_timeout_s);
+    d.config.rebuild_ns = d.config.join_ns / 4;  // heard, promised, and as much again to plan
     REFIT_ASSIGN(std::shared_ptr<coordinator::Driver> started,
                  coordinator::Driver::start(std::move(d), std::move(lane)));
     driver_ = std::move(started);

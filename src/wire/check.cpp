@@ -47,6 +47,8 @@ Status check(const Hello& m) {
   REFIT_TRY(check(m.word));
   REFIT_TRY(check(m.last));
   REFIT_TRY(need(!m.voted || m.voted->counter > 0, "voted"));
+  REFIT_TRY(check(m.known_version));
+  REFIT_TRY(need((m.known.counter > 0) == (m.known_version.number > 0), "known", "and its version disagree"));
   REFIT_TRY(need(m.layout.size() <= kMaxBlob, "layout", "is too large"));
   REFIT_TRY(need(m.card.size() <= kMaxCard, "card", "is too large"));
   return need(m.staging_bytes >= 0, "staging_bytes");

@@ -85,6 +85,12 @@ struct Hello {
   Bytes layout;                    // opaque here: a recipe or explicit holdings of the whole role
   Bytes card;                      // opaque: how movers find this process
   std::int64_t staging_bytes = 0;  // announced staging (target), 0 for a source
+  // What a coordinator that lost its journal rebuilds it from (C3). Absent in the words of an older release.
+  std::optional<std::uint64_t> digest_seed;  // of the lineage
+  std::uint64_t number = 0;                  // highest version number heard of
+  Txn seen;                                  // highest round begun or closed here
+  Txn known;                                 // newest round known to be committed; counter 0: none
+  Version known_version;                     // its version
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 // The plan of this layout epoch is made and everything for it is in place.
@@ -197,6 +203,9 @@ struct Welcome {
 struct Refused {
   Error error;
   bool hello_again = false;  // the sender is unknown or early: say Hello (again)
+  // Not zero: the coordinator rebuilds the journal of this lineage. A member of it (or of none) follows the envelope's
+  // epoch from here on; its next Hello, under that epoch, is its promise to refuse lower ones (C3).
+  Lineage promise;
   friend bool operator==(const Refused&, const Refused&) = default;
 };
 struct RosterEntry {

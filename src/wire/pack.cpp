@@ -37,10 +37,14 @@ Off<fb::Hello> body(Fbb& b, const Hello& m) {
   const auto layout = bytes(b, m.layout), card = bytes(b, m.card);
   const fb::Hash lineage = wire::pack(m.lineage), layout_digest = wire::pack(m.layout_digest);
   const fb::TxnId word_txn = wire::pack(m.word.txn), voted = wire::pack(m.voted.value_or(Txn{}));
-  const fb::VersionId last = pack(m.last);
+  const fb::TxnId seen = wire::pack(m.seen), known = wire::pack(m.known);
+  const fb::VersionId last = pack(m.last), known_version = pack(m.known_version);
   const fb::Digest live = pack(m.live.value_or(Digest4{}));
-  return fb::CreateHello(b, u8(m.state), &lineage, u8(m.word.word), &word_txn, m.voted ? &voted : nullptr, &last,
-                         m.live ? &live : nullptr, &layout_digest, layout, card, m.staging_bytes);
+  return fb::CreateHello(
+      b, u8(m.state), &lineage, u8(m.word.word), &word_txn, m.voted ? &voted : nullptr, &last, m.live ? &live : nullptr,
+      &layout_digest, layout, card, m.staging_bytes,
+      m.digest_seed ? flatbuffers::Optional<std::uint64_t>(*m.digest_seed) : flatbuffers::Optional<std::uint64_t>(),
+      m.number, &seen, &known, &known_version);
 }
 Off<fb::Ready> body(Fbb& b, const Ready& m) {
   const fb::Hash plan = wire::pack(m.plan);
@@ -109,7 +113,8 @@ Off<fb::Welcome> body(Fbb& b, const Welcome& m) {
 }
 Off<fb::Refused> body(Fbb& b, const Refused& m) {
   const auto error = pack(b, m.error);
-  return fb::CreateRefused(b, error, m.hello_again);
+  const fb::Hash promise = wire::pack(m.promise);
+  return fb::CreateRefused(b, error, m.hello_again, &promise);
 }
 Off<fb::Configure> body(Fbb& b, const Configure& m) {
   const auto source = bytes(b, m.source_layout), target = bytes(b, m.target_layout);

@@ -71,6 +71,11 @@ class Unpacker {
     copy(in->layout(), out.layout);
     copy(in->card(), out.card);
     out.staging_bytes = in->staging_bytes();
+    if (in->digest_seed().has_value()) out.digest_seed = *in->digest_seed();
+    out.number = in->number();
+    copy(in->seen(), out.seen);
+    copy(in->known(), out.known);
+    copy(in->known_version(), out.known_version);
   }
   void copy(const fb::Ready* in, Ready& out) {
     out.layout_epoch = LayoutEpoch(in->layout_epoch());
@@ -149,6 +154,7 @@ class Unpacker {
   void copy(const fb::Refused* in, Refused& out) {
     copy(in->error(), out.error);
     out.hello_again = in->hello_again();
+    copy(in->promise(), out.promise);
   }
   void copy(const fb::RosterEntry* in, RosterEntry& out) {
     out.member = in->member();
@@ -229,12 +235,13 @@ Txn unpack(const fb::TxnId& t) { return {unpack(t.lineage()), Epoch(t.epoch()), 
   X(Hello, Hello)                                                                                                 \
   X(Ready, Ready)                                                                                                 \
   X(PlanRefused, PlanRefused)                                                                                     \
-  X(Heartbeat, Heartbeat) X(Sealed, Sealed) X(Staged, Staged) X(Vote, Vote) X(Gated, Gated) X(Applied, Applied)   \
-      X(Reopened, Reopened) X(Failed, Failed) X(VerifyReport, VerifyReport) X(Goodbye, Goodbye)                   \
-          X(StatusRequest, StatusRequest) X(VerifyRequest, VerifyRequest) X(Welcome, Welcome) X(Refused, Refused) \
-              X(Configure, Configure) X(Begin, Begin) X(Lend, Lend) X(ReadersDone, ReadersDone) X(Gate, Gate)     \
-                  X(Copy, Copy) X(Open, Open) X(Abort, Abort) X(Committed, Committed) X(End, End) X(Evict, Evict) \
-                      X(StatusReply, StatusReply) X(Verify, VerifyAsk)
+  X(Heartbeat, Heartbeat)                                                                                         \
+  X(Sealed, Sealed) X(Staged, Staged) X(Vote, Vote) X(Gated, Gated) X(Applied, Applied) X(Reopened, Reopened)     \
+      X(Failed, Failed) X(VerifyReport, VerifyReport) X(Goodbye, Goodbye) X(StatusRequest, StatusRequest)         \
+          X(VerifyRequest, VerifyRequest) X(Welcome, Welcome) X(Refused, Refused) X(Configure, Configure)         \
+              X(Begin, Begin) X(Lend, Lend) X(ReadersDone, ReadersDone) X(Gate, Gate) X(Copy, Copy) X(Open, Open) \
+                  X(Abort, Abort) X(Committed, Committed) X(End, End) X(Evict, Evict) X(StatusReply, StatusReply) \
+                      X(Verify, VerifyAsk)
 
 Result<Message> unpack(const fb::Envelope& envelope, std::size_t frame_bytes) {
   Unpacker unpacker(frame_bytes);

@@ -73,7 +73,9 @@ def manifest(path):
 def main():
     root = pathlib.Path(sys.argv[1])
     messages = sorted(root.glob("*.msg"))
-    check(len(messages) == 30, f"30 messages expected, {len(messages)} found")
+    # One of each kind as the first release wrote it, and those that have grown since, with all their fields.
+    grown = [m for m in messages if m.stem.endswith("_added")]
+    check(len(messages) - len(grown) == 30 and grown, f"30 messages expected, {len(messages) - len(grown)} found")
     for path in messages:
         message(path)
     bucket(root / "v1.bucket")

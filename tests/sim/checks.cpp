@@ -25,7 +25,7 @@ std::optional<Values> Checker::reference(const Txn& t, const World& world) const
 void Checker::record(const coordinator::Record& r, const World& world) {
   if (const auto* b = std::get_if<coordinator::BeginRecord>(&r.body)) {
     begun[b->txn] = *b;
-    const auto [at, fresh] = by_number.try_emplace(b->number, b->txn);
+    const auto [at, fresh] = by_number.try_emplace({b->txn.lineage, b->number}, b->txn);
     if (!fresh)
       fail("2: number " + std::to_string(b->number) + " is used by " + at->second.to_string() + " and " +
            b->txn.to_string());
@@ -34,11 +34,34 @@ void Checker::record(const coordinator::Record& r, const World& world) {
   } else if (const auto* c = std::get_if<coordinator::CommitRecord>(&r.body)) {
     commit(*c, world);
   } else if (const auto* a = std::get_if<coordinator::AbortRecord>(&r.body)) {
-    if (const auto [at, fresh] = decided.try_emplace(a->txn, false); !fresh && at->second)
+    if (const auto [at, fresh] = decided.try_emplace(a->txn, false); !fresh && at->second && !lost.contains(a->txn))
       fail("4: round " + a->txn.to_string() + " was committed and is now aborted");
   }
+  if (const auto* s = std::get_if<coordinator::SnapshotRecord>(&r.body)) rebuilt(*s, world);
   if (const auto* b = std::get_if<coordinator::BeginRecord>(&r.body))
     for (const coordinator::Seat& seat : b->members) evicted.erase(seat);
+}
+
+// The end of rule C3. What the lost journal had committed and nobody who is left has heard of may be forgotten; what
+// anybody has applied, or copies, may not.
+void Checker::rebuilt(const coordinator::SnapshotRecord& r, const World& world) {
+  const Txn newest = r.newest ? r.newest->txn : Txn{};
+  if (r.newest && !committed(newest))
+    fail("4: the rebuilt journal has a commit of " + newest.to_string() + ", which never was");
+  for (const auto& [txn, yes_no] : decided)
+    if (yes_no && txn.lineage == r.lineage && txn > newest) lost.insert(txn);
+  for (const coordinator::Seat& seat : r.evicted)
+    evicted.insert({seat.member, seat.incarnation.value != 0
+                                     ? seat.incarnation
+                                     : world.target[seat.member - world.sources()].incarnation});
+  for (std::uint32_t t = 0; t < world.target.size(); ++t) {
+    const TargetHost& h = world.target[t];
+    if (h.alive && h.word.txn.lineage == r.lineage && h.word.txn > newest &&
+        !evicted.contains({world.sources() + t, h.incarnation}))
+      fail("4: the rebuilt journal forgets what " + who(world, t) + " has applied");
+  }
+  if (r.open && r.open_committed)
+    for (const coordinator::Seat& seat : r.open->members) evicted.erase(seat);
 }
 
 void Checker::commit(const coordinator::CommitRecord& c, const World& world) {
@@ -112,7 +135,8 @@ void Checker::replicas(const World& world) {
     bool all = true;
     for (std::uint32_t r = 0; r < ranks; ++r) {
       const TargetHost& t = world.target[i * ranks + r];
-      all = all && t.open();
+      // Who is out of the membership and has not heard it serves nobody that counts (C16).
+      all = all && t.open() && !evicted.contains({world.sources() + i * ranks + r, t.incarnation});
       for (std::uint32_t other = 0; t.open() && other < ranks; ++other) {
         const TargetHost& o = world.target[i * ranks + other];
         if (!o.alive || o.word.word == wire::Word::kNone || o.state.phase == install::TargetPhase::kFenced ||

@@ -324,10 +324,10 @@ void World::perform(std::uint32_t t, const install::TargetAction& action) {
   } else if (const auto* w = std::get_if<SetWord>(&action)) {
     if (options.broken == Break::kNoCopyingWord && w->word.word == wire::Word::kCopying) return;
     h.word = w->word;
-    if (w->word.word != wire::Word::kApplied) return;
     h.label = w->version;
+    if (w->word.word != wire::Word::kApplied) return;
     checker.applied.insert({{sources() + t, h.incarnation}, w->word.txn});
-    std::uint64_t& last = checker.applied_number[sources() + t];
+    std::uint64_t& last = checker.applied_number[{sources() + t, w->version.lineage}];
     if (w->version.number <= last)
       checker.fail("10: " + shape.name(sources() + t).to_string() + " applied number " +
                    std::to_string(w->version.number) + " after " + std::to_string(last));

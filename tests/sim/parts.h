@@ -8,6 +8,8 @@ namespace refit::sim {
 
 inline constexpr std::uint32_t kElems = 8;
 inline constexpr std::int64_t kMs = 1'000'000;
+inline constexpr std::size_t kCompactBytes = 1500;  // a few rounds
+inline constexpr double kJournalLoss = 0.25;  // of the coordinator's crashes take the journal with them
 using Values = std::array<std::uint32_t, kElems>;
 
 struct Slice {
@@ -83,8 +85,10 @@ class Checker {
   std::set<Txn> abort_told, abort_reported;
   std::map<Txn, std::map<std::uint32_t, Seal>> seals;
   std::set<std::pair<coordinator::Seat, Txn>> yes, applied;
-  std::map<std::uint32_t, std::uint64_t> applied_number;
-  std::map<std::uint64_t, Txn> by_number;
+  std::map<std::pair<std::uint32_t, Lineage>, std::uint64_t> applied_number;
+  std::map<std::pair<Lineage, std::uint64_t>, Txn> by_number;
+  // Committed in a journal that was lost before anybody who is left had heard of it.
+  std::set<Txn> lost;
   bool committed(const Txn& t) const {
     const auto at = decided.find(t);
     return at != decided.end() && at->second;
@@ -94,6 +98,7 @@ class Checker {
  private:
   std::map<Txn, Values> committed_values_;  // references that can change no more
   void commit(const coordinator::CommitRecord& r, const class World& world);
+  void rebuilt(const coordinator::SnapshotRecord& r, const class World& world);
   void target(std::uint32_t index, const class World& world);
   void replicas(const class World& world);
 };
@@ -143,6 +148,7 @@ class World {
   // hosts.cpp: coordinator.
   void start_coordinator();
   void crash_coordinator();
+  bool compact(coordinator::JournalState& recovered);
   void coordinator_event(coordinator::EventKind what);
   void perform(const coordinator::Action& a);
   void write_journal();
@@ -177,7 +183,7 @@ class World {
   std::uint64_t order_ = 0;
   std::mt19937_64 rng_;
   std::uint32_t connections_ = 0;
-  std::uint64_t incarnations_ = 0;
+  std::uint64_t incarnations_ = 0, lineages_ = 0;
   std::int64_t trainer_step_ = 1;
   double loss_ = 0, twice_ = 0, crash_ = 0;
   wire::Bytes file_;                          // durable bytes of the journal

@@ -22,7 +22,7 @@ std::uint64_t seeds() {
 }
 
 // Seeds that once found a mistake. They stay.
-constexpr std::uint64_t kFound[] = {16, 20, 35, 49, 142, 154, 191, 217};
+constexpr std::uint64_t kFound[] = {16, 20, 35, 49, 142, 154, 191, 217, 119, 404, 936};
 
 TEST(Sim, SeedsThatFoundMistakes) {
   for (std::uint64_t seed : kFound) EXPECT_EQ(run({seed}).violation, "") << "replay: sim_protocol --seed " << seed;
@@ -39,19 +39,25 @@ TEST(Sim, EveryInvariantHolds) {
     sum.aborts += v.aborts;
     sum.incomplete += v.incomplete;
     sum.crashes += v.crashes;
+    sum.lost_journals += v.lost_journals;
     sum.crash_points.insert(v.crash_points.begin(), v.crash_points.end());
     EXPECT_EQ(v.violation, "") << "replay: sim_protocol --seed " << seed;
     if (!v.violation.empty() && ++failed == 8) break;
   }
   std::printf(
       "%llu seeds, %llu events, %llu rounds: %llu committed, %llu incomplete, %llu aborted; %llu crashes at %zu named "
-      "points\n",
+      "points, %llu with the journal\n",
       static_cast<unsigned long long>(seeds()), static_cast<unsigned long long>(sum.events),
       static_cast<unsigned long long>(sum.rounds), static_cast<unsigned long long>(sum.commits),
       static_cast<unsigned long long>(sum.incomplete), static_cast<unsigned long long>(sum.aborts),
-      static_cast<unsigned long long>(sum.crashes), sum.crash_points.size());
+      static_cast<unsigned long long>(sum.crashes), sum.crash_points.size(),
+      static_cast<unsigned long long>(sum.lost_journals));
   EXPECT_GT(sum.commits, 0u);
   EXPECT_GT(sum.aborts, 0u);
+  for (const char* point : {"coordinator host loss: journal gone", "journal rebuilt: a commit to be finished",
+                            "journal rebuilt: an undecided round aborted", "coordinator@compaction, before the rename",
+                            "coordinator@compaction, after the rename", "journal rebuilt: members evicted"})
+    EXPECT_TRUE(sum.crash_points.contains(point)) << point;
 }
 
 TEST(Sim, SameSeedSameRun) {

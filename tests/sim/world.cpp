@@ -21,7 +21,8 @@ std::string_view to_string(Break rule) {
                                                                    "rank opens alone",
                                                                    "stage dropped",
                                                                    "steps mixed",
-                                                                   "journal forgets"};
+                                                                   "journal forgets",
+                                                                   "lost_journal blind"};
   return kNames[static_cast<std::size_t>(rule)];
 }
 
@@ -54,6 +55,7 @@ World::World(const Options& o) : options(o), rng_(o.seed * 0x9e3779b97f4a7c15u +
   config.gap_ns = 300 * kMs;
   config.gate_ns = 400 * kMs;
   config.join_ns = 600 * kMs;
+  config.rebuild_ns = 300 * kMs;
   config.margin_ns = 10 * kMs;
   // Some seeds are quiet but for one kind of trouble, some have all of it.
   const double troubles[] = {0, 0.02, 0.1};
@@ -116,7 +118,13 @@ void World::disconnect(std::uint32_t member, bool tell_coordinator) {
 }
 
 void World::transmit(std::uint32_t member, std::uint32_t connection, bool up, const wire::Envelope& e) {
-  auto frame = wire::encode(e);
+  wire::Envelope sent = e;
+  if (auto* hello = std::get_if<wire::Hello>(&sent.message);
+      hello != nullptr && options.broken == Break::kLostJournalBlind) {
+    hello->known = {};
+    hello->known_version = {};
+  }
+  auto frame = wire::encode(sent);
   if (!frame.ok()) return checker.fail("cannot encode: " + frame.error().to_string());
   const Process& p = process(member);
   if ((up ? p.mute_until : p.deaf_until) > now && !calm) return;

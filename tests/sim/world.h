@@ -35,8 +35,9 @@ enum class Break : std::uint8_t {
   kStageDropped,      // the stage is reused after the vote
   kStepsMixed,        // sources of different steps are accepted
   kJournalForgets,    // a restarted coordinator has lost its last decision
+  kLostJournalBlind,  // a lost journal is rebuilt without asking who has applied what
 };
-inline constexpr int kBreaks = 14;
+inline constexpr int kBreaks = 15;
 std::string_view to_string(Break rule);
 
 struct Options {
@@ -48,7 +49,7 @@ struct Options {
 // Empty: the run kept every invariant and came to rest. Else what was violated, and when.
 struct Verdict {
   std::string violation;
-  std::uint64_t events = 0, rounds = 0, commits = 0, aborts = 0, incomplete = 0, crashes = 0;
+  std::uint64_t events = 0, rounds = 0, commits = 0, aborts = 0, incomplete = 0, crashes = 0, lost_journals = 0;
   std::set<std::string> crash_points;
 };
 Verdict run(const Options& options);

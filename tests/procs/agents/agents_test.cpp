@@ -170,6 +170,106 @@ TEST(Agents, ARestartedCoordinatorReadsItsJournalAndGoesOn) {
   EXPECT_TRUE(job.all_hold(1));
 }
 
+void await(const std::atomic<bool>& flag) {
+  const Deadline until = Deadline::after_s(10);
+  while (!flag && !until.over()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(flag);
+}
+// Holds the member's thread at `phase` of the next round until `go`.
+void hold_at(MemberThread& m, Phase phase, std::atomic<bool>& reached, const std::atomic<bool>& go) {
+  m.observer = [&, phase](const PhaseEvent& e) {
+    if (e.phase != phase || go) return;
+    reached = true;
+    const Deadline until = Deadline::after_s(20);
+    while (!go && !until.over()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+}
+
+// C3, journal lost: one rank of the replica has applied, the others still copy.
+TEST(Agents, ALostJournalIsRebuiltAndTheCommitStands) {
+  Options options;
+  options.target = "vllm:tp=3";
+  Job job(options);
+  std::atomic<bool> applied{false}, copying{false}, go{false};
+  job.start();
+  ASSERT_TRUE(must(job.sync->sync_weights()).ok());
+  job.train(1);
+  for (auto& m : job.members) m->join();
+  job.at("target:0.0").observer = [&](const PhaseEvent& e) { applied = applied || e.phase == Phase::kApplied; };
+  for (const char* name : {"target:0.1", "target:0.2"}) hold_at(job.at(name), Phase::kCopying, copying, go);
+  for (auto& m : job.members) m->start();
+  std::thread call([&] { [[maybe_unused]] const auto r = job.sync->sync_weights(1); });
+  await(applied);
+  job.lose_coordinator(call);
+  go = true;
+  job.open_synchronizer();
+  const Status ready = job.sync->init_communicator();
+  ASSERT_TRUE(ready.ok()) << ready.error().to_string() << job.sync->status();
+  EXPECT_NE(job.sync->status().find("\"number\":2"), std::string::npos) << job.sync->status();
+  EXPECT_TRUE(job.all_hold(1)) << "the ranks that held their stage finished the copy";
+  job.train(2);
+  const auto r = must(job.sync->sync_weights(2));
+  ASSERT_TRUE(r.ok()) << (r.round.error ? r.round.error->to_string() : "");
+  EXPECT_GT(r.round.version.number, 2u);
+  EXPECT_TRUE(job.all_hold(2));
+  job.expect_clean_serving();
+}
+
+// Likewise, when a whole replica reopened and another has only voted.
+TEST(Agents, ALostJournalsCommitReachesAReplicaThatHadOnlyVoted) {
+  Job job;
+  std::atomic<bool> reopened{false};
+  job.start();
+  ASSERT_TRUE(must(job.sync->sync_weights()).ok());
+  job.train(1);
+  for (auto& m : job.members) m->join();
+  MemberThread& late = job.at("target:1.0");
+  job.at("target:0.0").observer = [&](const PhaseEvent& e) { reopened = reopened || e.phase == Phase::kReopened; };
+  late.observer = [&](const PhaseEvent& e) {
+    if (e.phase == Phase::kVoted) late.pause_ms = 700;  // from the end of its slice on it reads nothing
+  };
+  job.at("source:0.0").observer = [](const PhaseEvent& e) {
+    if (e.phase == Phase::kVoted) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until it sleeps
+  };
+  for (auto& m : job.members) m->start();
+  std::thread call([&] { [[maybe_unused]] const auto r = job.sync->sync_weights(1); });
+  await(reopened);
+  job.lose_coordinator(call);
+  late.pause_ms = 0;
+  EXPECT_TRUE(job.holds(late, 0));
+  job.open_synchronizer();
+  const Status ready = job.sync->init_communicator();
+  ASSERT_TRUE(ready.ok()) << ready.error().to_string() << job.sync->status();
+  EXPECT_TRUE(job.all_hold(1));
+  job.expect_clean_serving();
+}
+
+TEST(Agents, ALostJournalIsRebuiltAndTheUndecidedRoundAborts) {
+  Job job;
+  std::atomic<bool> voted{false}, go{false};
+  job.start();
+  ASSERT_TRUE(must(job.sync->sync_weights()).ok());
+  job.train(1);
+  for (auto& m : job.members) m->join();
+  hold_at(job.at("source:0.0"), Phase::kVoted, voted, go);  // the last yes, given and not sent
+  for (auto& m : job.members) m->start();
+  std::thread call([&] { [[maybe_unused]] const auto r = job.sync->sync_weights(1); });
+  await(voted);
+  job.lose_coordinator(call);
+  go = true;
+  job.open_synchronizer();
+  const Status ready = job.sync->init_communicator();
+  ASSERT_TRUE(ready.ok()) << ready.error().to_string() << job.sync->status();
+  EXPECT_NE(job.sync->status().find("\"number\":1,"), std::string::npos) << job.sync->status();
+  EXPECT_TRUE(job.all_hold(0));
+  job.train(2);
+  const auto r = must(job.sync->sync_weights(2));
+  ASSERT_TRUE(r.ok()) << (r.round.error ? r.round.error->to_string() : "");
+  EXPECT_GT(r.round.version.number, 2u) << "the aborted number is burnt";
+  EXPECT_TRUE(job.all_hold(2));
+  job.expect_clean_serving();
+}
+
 // Two equal-sized ranks that swap their names would swap their shards under perfect digests.
 TEST(Agents, AShardOfAnotherRankIsRefused) {
   Job job;

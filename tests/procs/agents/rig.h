@@ -51,7 +51,10 @@ struct MemberThread {
     thread = std::thread([this] {
       while (!stop) {
         if (pause_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
-        if (!agent().run(Deadline::after_s(0.02)).ok()) return;
+        if (const Status s = agent().run(Deadline::after_s(0.02)); !s.ok()) {
+          ADD_FAILURE() << name.to_string() << ": " << s.error().to_string();
+          return;
+        }
       }
     });
   }
@@ -103,6 +106,13 @@ class Job {
     s.total_timeout_s = options_.total_s;
     s.on_target_loss = options_.on_loss;
     sync = must(sync::make_synchronizer(s, *mover_));
+  }
+  // The host of the coordinator is lost with its journal while `call` is in hand; a new one starts with an empty file.
+  void lose_coordinator(std::thread& call) {
+    [[maybe_unused]] const Status s = sync->shutdown();
+    call.join();
+    close_synchronizer();
+    std::filesystem::remove(dir_ + "/journal");
   }
   void close_synchronizer() {
     sync.reset();

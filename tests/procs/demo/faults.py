@@ -1,7 +1,9 @@
 """Real processes that die or stop at each named step of a round: all or nothing, the error names the peer, the next
 sync repairs, nothing is left behind.
 
-Usage: faults.py REFIT_BINARY [CASE …]. A case is ROLE:INDEX.RANK@STEP, with !stop for SIGSTOP instead of SIGKILL.
+Usage: faults.py REFIT_BINARY [CASE …]. A case is ROLE:INDEX.RANK@STEP, with !stop for SIGSTOP instead of SIGKILL. The
+step copying:N dies when N bytes of the live copy are written: the copy that digests on its way, or with !proof the plain
+one, which stops at any byte.
 """
 import json
 import os
@@ -20,6 +22,8 @@ BEFORE, AFTER = "aborted", "committed_incomplete"
 SOURCE = {"begin": BEFORE, "seal": BEFORE, "lend": BEFORE, "voted": BEFORE, "decided": "committed"}
 TARGET = {"begin": BEFORE, "transfer": BEFORE, "staged": BEFORE, "voted": BEFORE, "decided": AFTER, "gated": AFTER, "copying": AFTER, "applied": AFTER, "reopened": "committed"}
 CASES = [f"source:0.1@{s}" for s in SOURCE] + [f"target:1.2@{s}" for s in TARGET] + ["target:0.0@transfer!stop", "source:0.2@lend!stop", "target:1.1@copying!stop"]
+# In the first element, inside an element, inside a row of a middle tensor, near the end.
+CASES += ["target:1.2@copying:1!proof", "target:0.1@copying:40001!proof", "target:1.0@copying:100002", "target:1.1@copying:200003!proof"]
 DEADLINE_S = 60  # of a whole demo with one fault; stalls are cut at STALL_S
 STALL_S = 3
 
@@ -30,10 +34,10 @@ def leftovers():
 
 
 def run(case, model):
-    stop = case.endswith("!stop")
-    step = case.removesuffix("!stop")
+    stop, proof = case.endswith("!stop"), case.endswith("!proof")
+    step = case.removesuffix("!stop").removesuffix("!proof")
     command = [REFIT, "demo", "--model", str(model), "--source", "fsdp=2,tp=2", "--target", "vllm:tp=3,replicas=2", "--steps", "2", "--bucket-bytes", "65536",
-               "--stall-timeout-s", str(STALL_S), "--stop" if stop else "--kill", step, "--json"]
+               "--stall-timeout-s", str(STALL_S), "--stop" if stop else "--kill", step, "--json"] + (["--proof-every", "1"] if proof else [])
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     seconds = time.monotonic() - start
@@ -43,7 +47,7 @@ def run(case, model):
 
 def check(case, report, code):
     role, name = case.split(":")[0], case.split("@")[0]
-    step = case.split("@")[1].removesuffix("!stop")
+    step = case.split("@")[1].split("!")[0].split(":")[0]
     expected = {"source": SOURCE, "target": TARGET}[role][step]
     first, hit, repaired = report["versions"]
     assert first["outcome"] == "committed" and first["verified"], first

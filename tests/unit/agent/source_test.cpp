@@ -141,6 +141,37 @@ TEST(SourceTable, TheLendDeadlineFreesTheTrainerButNotTheYes) {
   EXPECT_EQ(lending.state.left->second.code, Code::kTimeout);
 }
 
+TEST(SourceTable, AHelloTellsWhatALostJournalIsRebuiltFrom) {
+  Source s;
+  s.advance(txn(1), Source::kSteps);
+  s.advance(txn(2), 5);
+  s.all.clear();
+  wire::Envelope e;
+  e.job = kJob;
+  e.epoch = Epoch(9);
+  e.party = wire::Party::kCoordinator;
+  e.message = wire::Refused{Error(Code::kBusy, "rebuilding"), true, kLineage};
+  s.give(install::Received{e});
+  ASSERT_EQ(s.count<install::Send>(), 1);
+  const auto& sent = std::get<install::Send>(s.all.back()).envelope;
+  const auto& hello = std::get<wire::Hello>(sent.message);
+  EXPECT_EQ(sent.epoch, Epoch(9));
+  EXPECT_EQ(hello.known, txn(1));
+  EXPECT_EQ(hello.known_version.number, 1u);
+  EXPECT_EQ(hello.voted, txn(2));
+  EXPECT_EQ(hello.number, 2u);
+}
+
+TEST(SourceTable, ARoundWhoseEndNobodyKnowsFreesTheTrainer) {
+  Source s;
+  s.advance(txn(1), Source::kSteps);
+  s.advance(txn(2), 6);
+  s.hear(txn(2), wire::End{wire::Outcome::kInDoubt, {}});
+  EXPECT_EQ(s.state.phase, SourcePhase::kIdle);
+  EXPECT_FALSE(s.state.held);
+  EXPECT_EQ(s.state.last.number, 2u) << "as it was told with the decision";
+}
+
 TEST(SourceTable, OldRoundsLeaveTheStateBitEqual) {
   const std::vector<wire::Message> messages = {wire::Begin{2, LayoutEpoch(1), {5, 5}, {}, false, 1, 1},
                                                wire::ReadersDone{}, wire::Abort{},

@@ -180,6 +180,18 @@ TEST_F(Coordinator, OwnersThatDifferAreBothNamed) {
   EXPECT_THAT(reports[0].error->message, testing::AllOf(HasSubstr("source:0.0"), HasSubstr("source:0.1")));
 }
 
+// The journal was compacted or rebuilt: how rounds before its newest commit ended is known no longer.
+TEST_F(Coordinator, WhoIsInsideAForgottenRoundIsFreed) {
+  join();
+  state.journal.forgotten = {state.journal.lineage, Epoch(1), 5};
+  const Txn old{state.journal.lineage, Epoch(1), 3};
+  give(Received{1, from(0, wire::Heartbeat{wire::MemberState::kSourceVoted, {}, 0, 0, 0, {}}, old)});
+  give(Received{2, from(1, wire::Heartbeat{wire::MemberState::kReceiving, {}, 0, 0, 0, {}}, old)});
+  ASSERT_EQ(count<wire::End>(0), 1);
+  EXPECT_EQ(std::get<wire::End>(sent[sent.size() - 2].envelope.message).outcome, wire::Outcome::kInDoubt);
+  EXPECT_EQ(count<wire::Abort>(1), 1);
+}
+
 TEST_F(Coordinator, StrangersAreRefusedByName) {
   join();
   sent.clear();

@@ -43,6 +43,10 @@ struct Stage {
   std::vector<std::unique_ptr<install::StagedExecutor>> executors;
   std::vector<std::uint32_t> members;
 
+  // Every scan and copy tells how far it is.
+  std::int64_t windows = 0;
+  kernel::Progress progress{.every_bytes = 4096, .done = [this](std::int64_t) { ++windows; }};
+
   explicit Stage(const Case& c) {
     source = std::move(model::rule_layout(c.config, c.source)).value();
     target = std::move(model::rule_layout(c.config, c.target)).value();
@@ -55,16 +59,17 @@ struct Stage {
       members.push_back(100 + r);
     }
     for (std::uint32_t r = 0; r < source->world(); ++r)
-      sealers.push_back(std::make_unique<Sealer>(source_plans[r], trainers[r]->regions(), kSeed, kernel::Exec{}));
+      sealers.push_back(
+          std::make_unique<Sealer>(source_plans[r], trainers[r]->regions(), kSeed, kernel::Exec{nullptr, &progress}));
     for (std::uint32_t r = 0; r < target->world(); ++r) {
       engines.push_back(std::move(engine::ReferenceEngine::make(target, Rank(r), &budget)).value());
       auto plan = plan::make_plan(*source, *target, options, plan::Side::kTarget, Rank(r));
       if (!plan.ok()) throw std::runtime_error(plan.error().to_string());
       auto table = lower_target(*plan, *target, engines.back()->rank_layout(), members, options);
       const auto live = engines.back()->regions();
-      executors.push_back(
-          std::move(install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, kSeed, {}, &budget))
-              .value());
+      executors.push_back(std::move(install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, kSeed,
+                                                                  kernel::Exec{nullptr, &progress}, &budget))
+                              .value());
     }
   }
 
@@ -113,6 +118,32 @@ struct Stage {
 };
 
 class DataPath : public testing::TestWithParam<Case> {};
+
+// L3: stall is judged on a counter, so a scan that is longer than the stall deadline must be seen to move.
+TEST_P(DataPath, LongScansAndCopiesAreSeenToMove) {
+  Stage s(GetParam());
+  const auto told = [&](std::int64_t bytes, auto work) {
+    s.windows = 0;
+    work();
+    EXPECT_GE(s.windows, bytes / s.progress.every_bytes);
+  };
+  std::int64_t sealed = 0;
+  told(0, [&] { s.seal(true); });
+  EXPECT_GT(s.windows, 1);
+  sealed = s.sealers[0]->scanned_bytes();
+  told(sealed, [&] { ASSERT_TRUE(s.sealers[0]->rescan().ok()); });
+  ASSERT_TRUE(s.stage(0).ok());
+  install::StagedExecutor& x = *s.executors[0];
+  std::int64_t held = 0;
+  for (const install::BufferRef& b : x.table().buffers) {
+    held += b.bytes;
+    for (const auto& [lo, hi] : b.gaps) held -= hi - lo;
+  }
+  told(held, [&] { ASSERT_TRUE(x.verify(true).ok()); });
+  told(2 * held, [&] { ASSERT_TRUE(x.apply(true).ok()); });
+  told(held, [&] { ASSERT_TRUE(x.apply(false).ok()); });
+  told(held, [&] { ASSERT_TRUE(x.prove_live().ok()); });
+}
 
 TEST_P(DataPath, StagedBytesAndDigestsAgreeOverTwoVersions) {
   Stage s(GetParam());

@@ -201,6 +201,55 @@ TEST(TargetTable, ANoIsToldAgain) {
   EXPECT_EQ(t.said<wire::Vote>()->error->tensor, "w");
 }
 
+wire::Envelope promise(const Lineage& lineage, Epoch epoch) {
+  wire::Envelope e = Target::envelope({}, wire::Refused{Error(Code::kBusy, "rebuilding"), true, lineage});
+  e.epoch = epoch;
+  return e;
+}
+
+// C3: the hello under the new epoch is the promise; from then on the old coordinator is not heard.
+TEST(TargetTable, APromiseRefusesLowerEpochs) {
+  Target t;
+  t.advance(txn(1), Target::kSteps);
+  t.advance(txn(2), 3);
+  t.all.clear();
+  t.give(Received{promise(kLineage, Epoch(9))});
+  ASSERT_NE(t.said<wire::Hello>(), nullptr);
+  EXPECT_EQ(t.said<wire::Hello>()->voted, txn(2));
+  EXPECT_EQ(t.said<wire::Hello>()->known, txn(1));
+  EXPECT_EQ(t.said<wire::Hello>()->known_version, version(1));
+  EXPECT_EQ(t.said<wire::Hello>()->number, 2u);
+  EXPECT_EQ(t.said<wire::Hello>()->digest_seed, 0u);
+  EXPECT_EQ(t.state.link.epoch, Epoch(9));
+  const TargetState before = t.state;
+  t.hear(txn(2), wire::Gate{version(2), 100});
+  t.hear(txn(2), wire::Abort{});
+  EXPECT_TRUE(same(before, t.state));
+  EXPECT_EQ(t.state.phase, TargetPhase::kVoted) << "the yes stands";
+}
+
+TEST(TargetTable, OnlyWhoHoldsNothingMovesToAnotherLineage) {
+  const Lineage other{3, 3};
+  for (int n = 0; n <= Target::kSteps; ++n) {
+    Target t;
+    t.advance(txn(1), n);
+    const bool bound = n >= 3;
+    t.give(Received{promise(other, Epoch(9))});
+    EXPECT_EQ(t.state.link.epoch, bound ? Epoch(1) : Epoch(9)) << n;
+    EXPECT_EQ(t.state.link.lineage, bound ? kLineage : other) << n;
+    if (!bound) {
+      EXPECT_EQ(t.state.phase, TargetPhase::kEmpty) << n;
+    }
+    wire::Welcome w;
+    w.member = 3;
+    w.lineage = other;
+    wire::Envelope e = Target::envelope({}, w);
+    e.epoch = Epoch(9);
+    t.give(Received{e});
+    EXPECT_EQ(t.state.link.welcomed, !bound) << n;
+  }
+}
+
 TEST(TargetTable, RepairFromFenced) {
   Target t(Survived{{wire::Word::kCopying, txn(1)}, version(1), {}, false});
   EXPECT_EQ(t.state.phase, TargetPhase::kFenced);

@@ -39,6 +39,7 @@ class FaultyEnv final : public Env {
     return fd;
   }
   Result<std::unique_ptr<File>> file(const std::string& path) override { return system_env().file(path); }
+  Status replace(const std::string& from, const std::string& to) override { return system_env().replace(from, to); }
   Result<Fd> listen(const std::string& path) override { return system_env().listen(path); }
   Result<Fd> connect(const std::string& path, Deadline d) override { return system_env().connect(path, d); }
   Result<int> spawn(const std::vector<std::string>& argv) override { return system_env().spawn(argv); }

@@ -1,0 +1,206 @@
+// Compaction of the journal: dead at every step, with and without what was not synced, and the lock.
+#include "coordinator/journal_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <map>
+
+namespace refit::coordinator {
+namespace {
+
+const Hash128 kJob{7, 7};
+const Lineage kLineage{1, 2};
+Txn txn(std::uint64_t counter) { return {kLineage, Epoch(1), counter}; }
+
+// A disk that forgets: names and bytes are durable once synced, and the machine dies at operation `die_at`.
+class Disk final : public Env {
+ public:
+  struct Inode {
+    std::vector<std::byte> bytes, synced;
+  };
+  std::map<std::string, std::shared_ptr<Inode>> names;
+  int operations = 0, die_at = -1;
+  bool keeps_unsynced = false;  // what was not synced is there all the same
+  bool renamed_at_death = false;
+
+  Status step() {
+    if (die_at >= 0 && operations++ >= die_at) return Error(Code::kInternal, "the machine is dead");
+    return {};
+  }
+  void reboot() {
+    die_at = -1;
+    for (auto& [name, inode] : names)
+      if (!keeps_unsynced) inode->bytes = inode->synced;
+  }
+  std::int64_t now_ns() override { return 0; }
+  void wait(Deadline) override {}
+  Status random(std::span<std::byte>) override { return {}; }
+  Result<Fd> shm(std::string_view, std::int64_t) override { return Error(Code::kUnsupported, ""); }
+  Result<std::unique_ptr<File>> file(const std::string& path) override;
+  Status replace(const std::string& from, const std::string& to) override {
+    const Status alive = step();
+    if (alive.ok() || renamed_at_death) {
+      if (!names.contains(from)) return Error(Code::kInvalid, "no such file");
+      names[to] = names[from];
+      names.erase(from);
+    }
+    return alive;
+  }
+  Result<Fd> listen(const std::string&) override { return Error(Code::kUnsupported, ""); }
+  Result<Fd> connect(const std::string&, Deadline) override { return Error(Code::kUnsupported, ""); }
+  Result<int> spawn(const std::vector<std::string>&) override { return Error(Code::kUnsupported, ""); }
+};
+
+class DiskFile final : public File {
+ public:
+  DiskFile(Disk& disk, std::shared_ptr<Disk::Inode> inode) : disk_(disk), inode_(std::move(inode)) {}
+  Result<std::vector<std::byte>> read_all() override { return inode_->bytes; }
+  Status append(std::span<const std::byte> bytes) override {
+    const Status alive = disk_.step();
+    // Dead in the middle: half of it may be there.
+    const std::size_t n = alive.ok() ? bytes.size() : bytes.size() / 2;
+    if (alive.ok() || disk_.keeps_unsynced)
+      inode_->bytes.insert(inode_->bytes.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(n));
+    return alive;
+  }
+  Status sync() override {
+    REFIT_TRY(disk_.step());
+    inode_->synced = inode_->bytes;
+    return {};
+  }
+  Status truncate(std::int64_t bytes) override {
+    REFIT_TRY(disk_.step());
+    inode_->bytes.resize(static_cast<std::size_t>(bytes));
+    return {};
+  }
+  Status reserve(std::int64_t) override { return {}; }
+  Status lock() override { return {}; }
+
+ private:
+  Disk& disk_;
+  std::shared_ptr<Disk::Inode> inode_;
+};
+
+Result<std::unique_ptr<File>> Disk::file(const std::string& path) {
+  std::shared_ptr<Inode>& inode = names[path];
+  if (!inode) inode = std::make_shared<Inode>();
+  return std::unique_ptr<File>(std::make_unique<DiskFile>(*this, inode));
+}
+
+void write(wire::Bytes& out, RecordBody body) {
+  const Record record{Epoch(1), std::move(body)};
+  const wire::Bytes bytes = encode({&record, 1});
+  out.insert(out.end(), bytes.begin(), bytes.end());
+}
+
+// Twenty rounds: the fifth aborted, one member evicted in the tenth, the last committed and unfinished.
+wire::Bytes long_story() {
+  wire::Bytes out;
+  write(out, EpochRecord{kJob, kLineage, 42});
+  for (std::uint64_t n = 1; n <= 20; ++n) {
+    write(out, BeginRecord{txn(n), n, n, LayoutEpoch(1), {5, 5}, {{0, Incarnation(10)}, {1, Incarnation(11)}}});
+    if (n == 5) {
+      write(out, AbortRecord{txn(n)});
+      continue;
+    }
+    write(out, CommitRecord{txn(n), {kLineage, n, {9, n}, 3}, {}});
+    if (n == 10) write(out, EvictRecord{txn(n), n, {{2, Incarnation(12)}}});
+    if (n < 20) write(out, EndRecord{txn(n)});
+  }
+  return out;
+}
+
+Disk full_disk() {
+  Disk disk;
+  auto inode = std::make_shared<Disk::Inode>();
+  inode->bytes = inode->synced = long_story();
+  disk.names["journal"] = inode;
+  return disk;
+}
+
+TEST(JournalFile, ACompactedJournalSaysTheSame) {
+  Disk disk = full_disk();
+  const JournalState before = *recover(disk.names["journal"]->bytes, kJob);
+  const auto opened = open_journal(disk, "journal", kJob, 1000);
+  ASSERT_TRUE(opened.ok()) << opened.error().to_string();
+  JournalState want = before;
+  want.committed = {txn(20)};  // the older ones are told apart from the aborted no longer
+  want.forgotten = txn(20);
+  want.valid_bytes = opened->recovered.valid_bytes;
+  EXPECT_EQ(opened->recovered, want);
+  EXPECT_LT(opened->recovered.valid_bytes, 1000);
+  EXPECT_FALSE(disk.names.contains("journal.new"));
+  // It goes on from there.
+  const Record epoch{Epoch(2), EpochRecord{kJob, kLineage, 42}}, end{Epoch(2), EndRecord{txn(20)}};
+  const Record both[] = {epoch, end};
+  ASSERT_TRUE(opened->file->append(encode(both)).ok());
+  const auto again = open_journal(disk, "journal", kJob, 1 << 20);
+  ASSERT_TRUE(again.ok()) << again.error().to_string();
+  EXPECT_FALSE(again->recovered.open);
+  EXPECT_EQ(again->recovered.number, 20u);
+  EXPECT_THAT(again->recovered.evicted, testing::ElementsAre(Seat{2, Incarnation(12)}));
+}
+
+TEST(JournalFile, AShortOneIsLeftAlone) {
+  Disk disk = full_disk();
+  const wire::Bytes bytes = disk.names["journal"]->bytes;
+  ASSERT_TRUE(open_journal(disk, "journal", kJob, 1 << 20).ok());
+  EXPECT_EQ(disk.names["journal"]->bytes, bytes);
+}
+
+TEST(JournalFile, DeadAtEachStepOfACompactionLeavesOneWholeJournal) {
+  const SnapshotRecord want = snapshot(*recover(long_story(), kJob));
+  for (const bool keeps : {false, true})
+    for (const bool renamed : {false, true})
+      for (int at = 0;; ++at) {
+        Disk disk = full_disk();
+        disk.keeps_unsynced = keeps;
+        disk.renamed_at_death = renamed;
+        disk.die_at = at;
+        if (open_journal(disk, "journal", kJob, 1000).ok()) {
+          EXPECT_EQ(at, 4) << "truncate, append, sync, rename";
+          break;
+        }
+        disk.reboot();
+        const auto read = recover(disk.names["journal"]->bytes, kJob);
+        ASSERT_TRUE(read.ok()) << at;
+        EXPECT_EQ(snapshot(*read), want) << at;
+        const auto opened = open_journal(disk, "journal", kJob, 1000);
+        ASSERT_TRUE(opened.ok()) << at << ": " << opened.error().to_string();
+        EXPECT_EQ(snapshot(opened->recovered), want) << at;
+      }
+}
+
+TEST(JournalFile, ASnapshotAfterARoundIsRefused) {
+  wire::Bytes bytes = long_story();
+  const Record late{Epoch(2), snapshot(*recover(bytes, kJob))};
+  const wire::Bytes frame = encode({&late, 1});
+  bytes.insert(bytes.end(), frame.begin(), frame.end());
+  EXPECT_EQ(recover(bytes, kJob).error().code, Code::kCorrupt);
+}
+
+// The lock is of a file that is never renamed: a second coordinator is refused before, and after, a compaction.
+TEST(JournalFile, TheLockOutlivesACompaction) {
+  char dir[] = "/tmp/refit-journal-XXXXXX";
+  ASSERT_NE(::mkdtemp(dir), nullptr);
+  const std::string path = std::string(dir) + "/journal";
+  {
+    const auto file = system_env().file(path);
+    ASSERT_TRUE(file.ok());
+    ASSERT_TRUE((*file)->append(long_story()).ok());
+  }
+  {
+    const auto first = open_journal(system_env(), path, kJob, 1000);
+    ASSERT_TRUE(first.ok()) << first.error().to_string();
+    EXPECT_LT(std::filesystem::file_size(path), 1000u);
+    EXPECT_EQ(open_journal(system_env(), path, kJob, 1000).error().code, Code::kBusy);
+  }
+  EXPECT_TRUE(open_journal(system_env(), path, kJob, 1000).ok());
+  std::filesystem::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace refit::coordinator
