@@ -11,9 +11,9 @@
 namespace refit::coordinator {
 namespace {
 
-const Hash128 kJob{7, 7};
-const Lineage kLineage{1, 2};
-Txn txn(std::uint64_t counter) { return {kLineage, Epoch(1), counter}; }
+const Hash128 kFileJob{7, 7};
+const Lineage kFileLineage{1, 2};
+Txn file_txn(std::uint64_t counter) { return {kFileLineage, Epoch(1), counter}; }
 
 // A disk that forgets: names and bytes are durable once synced, and the machine dies at operation `die_at`.
 class Disk final : public Env {
@@ -99,16 +99,16 @@ void write(wire::Bytes& out, RecordBody body) {
 // Twenty rounds: the fifth aborted, one member evicted in the tenth, the last committed and unfinished.
 wire::Bytes long_story() {
   wire::Bytes out;
-  write(out, EpochRecord{kJob, kLineage, 42});
+  write(out, EpochRecord{kFileJob, kFileLineage, 42});
   for (std::uint64_t n = 1; n <= 20; ++n) {
-    write(out, BeginRecord{txn(n), n, n, LayoutEpoch(1), {5, 5}, {{0, Incarnation(10)}, {1, Incarnation(11)}}});
+    write(out, BeginRecord{file_txn(n), n, n, LayoutEpoch(1), {5, 5}, {{0, Incarnation(10)}, {1, Incarnation(11)}}});
     if (n == 5) {
-      write(out, AbortRecord{txn(n)});
+      write(out, AbortRecord{file_txn(n)});
       continue;
     }
-    write(out, CommitRecord{txn(n), {kLineage, n, {9, n}, 3}, {}});
-    if (n == 10) write(out, EvictRecord{txn(n), n, {{2, Incarnation(12)}}});
-    if (n < 20) write(out, EndRecord{txn(n)});
+    write(out, CommitRecord{file_txn(n), {kFileLineage, n, {9, n}, 3}, {}});
+    if (n == 10) write(out, EvictRecord{file_txn(n), n, {{2, Incarnation(12)}}});
+    if (n < 20) write(out, EndRecord{file_txn(n)});
   }
   return out;
 }
@@ -123,21 +123,21 @@ Disk full_disk() {
 
 TEST(JournalFile, ACompactedJournalSaysTheSame) {
   Disk disk = full_disk();
-  const JournalState before = *recover(disk.names["journal"]->bytes, kJob);
-  const auto opened = open_journal(disk, "journal", kJob, 1000);
+  const JournalState before = *recover(disk.names["journal"]->bytes, kFileJob);
+  const auto opened = open_journal(disk, "journal", kFileJob, 1000);
   ASSERT_TRUE(opened.ok()) << opened.error().to_string();
   JournalState want = before;
-  want.committed = {txn(20)};  // the older ones are told apart from the aborted no longer
-  want.forgotten = txn(20);
+  want.committed = {file_txn(20)};  // the older ones are told apart from the aborted no longer
+  want.forgotten = file_txn(20);
   want.valid_bytes = opened->recovered.valid_bytes;
   EXPECT_EQ(opened->recovered, want);
   EXPECT_LT(opened->recovered.valid_bytes, 1000);
   EXPECT_FALSE(disk.names.contains("journal.new"));
   // It goes on from there.
-  const Record epoch{Epoch(2), EpochRecord{kJob, kLineage, 42}}, end{Epoch(2), EndRecord{txn(20)}};
+  const Record epoch{Epoch(2), EpochRecord{kFileJob, kFileLineage, 42}}, end{Epoch(2), EndRecord{file_txn(20)}};
   const Record both[] = {epoch, end};
   ASSERT_TRUE(opened->file->append(encode(both)).ok());
-  const auto again = open_journal(disk, "journal", kJob, 1 << 20);
+  const auto again = open_journal(disk, "journal", kFileJob, 1 << 20);
   ASSERT_TRUE(again.ok()) << again.error().to_string();
   EXPECT_FALSE(again->recovered.open);
   EXPECT_EQ(again->recovered.number, 20u);
@@ -147,12 +147,12 @@ TEST(JournalFile, ACompactedJournalSaysTheSame) {
 TEST(JournalFile, AShortOneIsLeftAlone) {
   Disk disk = full_disk();
   const wire::Bytes bytes = disk.names["journal"]->bytes;
-  ASSERT_TRUE(open_journal(disk, "journal", kJob, 1 << 20).ok());
+  ASSERT_TRUE(open_journal(disk, "journal", kFileJob, 1 << 20).ok());
   EXPECT_EQ(disk.names["journal"]->bytes, bytes);
 }
 
 TEST(JournalFile, DeadAtEachStepOfACompactionLeavesOneWholeJournal) {
-  const SnapshotRecord want = snapshot(*recover(long_story(), kJob));
+  const SnapshotRecord want = snapshot(*recover(long_story(), kFileJob));
   for (const bool keeps : {false, true})
     for (const bool renamed : {false, true})
       for (int at = 0;; ++at) {
@@ -160,15 +160,15 @@ TEST(JournalFile, DeadAtEachStepOfACompactionLeavesOneWholeJournal) {
         disk.keeps_unsynced = keeps;
         disk.renamed_at_death = renamed;
         disk.die_at = at;
-        if (open_journal(disk, "journal", kJob, 1000).ok()) {
+        if (open_journal(disk, "journal", kFileJob, 1000).ok()) {
           EXPECT_EQ(at, 4) << "truncate, append, sync, rename";
           break;
         }
         disk.reboot();
-        const auto read = recover(disk.names["journal"]->bytes, kJob);
+        const auto read = recover(disk.names["journal"]->bytes, kFileJob);
         ASSERT_TRUE(read.ok()) << at;
         EXPECT_EQ(snapshot(*read), want) << at;
-        const auto opened = open_journal(disk, "journal", kJob, 1000);
+        const auto opened = open_journal(disk, "journal", kFileJob, 1000);
         ASSERT_TRUE(opened.ok()) << at << ": " << opened.error().to_string();
         EXPECT_EQ(snapshot(opened->recovered), want) << at;
       }
@@ -176,10 +176,10 @@ TEST(JournalFile, DeadAtEachStepOfACompactionLeavesOneWholeJournal) {
 
 TEST(JournalFile, ASnapshotAfterARoundIsRefused) {
   wire::Bytes bytes = long_story();
-  const Record late{Epoch(2), snapshot(*recover(bytes, kJob))};
+  const Record late{Epoch(2), snapshot(*recover(bytes, kFileJob))};
   const wire::Bytes frame = encode({&late, 1});
   bytes.insert(bytes.end(), frame.begin(), frame.end());
-  EXPECT_EQ(recover(bytes, kJob).error().code, Code::kCorrupt);
+  EXPECT_EQ(recover(bytes, kFileJob).error().code, Code::kCorrupt);
 }
 
 // The lock is of a file that is never renamed: a second coordinator is refused before, and after, a compaction.
@@ -193,12 +193,12 @@ TEST(JournalFile, TheLockOutlivesACompaction) {
     ASSERT_TRUE((*file)->append(long_story()).ok());
   }
   {
-    const auto first = open_journal(system_env(), path, kJob, 1000);
+    const auto first = open_journal(system_env(), path, kFileJob, 1000);
     ASSERT_TRUE(first.ok()) << first.error().to_string();
     EXPECT_LT(std::filesystem::file_size(path), 1000u);
-    EXPECT_EQ(open_journal(system_env(), path, kJob, 1000).error().code, Code::kBusy);
+    EXPECT_EQ(open_journal(system_env(), path, kFileJob, 1000).error().code, Code::kBusy);
   }
-  EXPECT_TRUE(open_journal(system_env(), path, kJob, 1000).ok());
+  EXPECT_TRUE(open_journal(system_env(), path, kFileJob, 1000).ok());
   std::filesystem::remove_all(dir);
 }
 
