@@ -13,10 +13,18 @@ struct BitWriter {
   Byte* out;
   std::size_t at = 0;  // bits
   void put(std::uint64_t v, int bits) {
-    for (int b = 0; b < bits; ++b, ++at) {
-      if (at % 8 == 0) out[at / 8] = 0;
-      out[at / 8] = static_cast<Byte>(out[at / 8] | (v >> b & 1) << (at % 8));
+    while (bits > 0) {
+      const int used = static_cast<int>(at % 8), take = std::min(bits, 8 - used);
+      const auto part = static_cast<Byte>((v & ((1U << take) - 1)) << used);
+      out[at / 8] = used == 0 ? part : static_cast<Byte>(out[at / 8] | part);
+      at += static_cast<std::size_t>(take);
+      v >>= take;
+      bits -= take;
     }
+  }
+  void put_unary(std::uint32_t zeros) {
+    for (; zeros > 32; zeros -= 32) put(0, 32);
+    put(std::uint64_t{1} << zeros, static_cast<int>(zeros) + 1);
   }
 };
 
@@ -84,8 +92,7 @@ std::size_t put_set(Pos* positions, std::size_t n, std::size_t universe, Byte* o
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint32_t gap = positions[i] - next;
     low.put(gap, k);
-    for (std::uint32_t zeros = gap >> k; zeros > 0; --zeros) high.put(0, 1);
-    high.put(1, 1);
+    high.put_unary(gap >> k);
     next = positions[i] + 1U;
   }
   return static_cast<std::size_t>(high.out - out) + bytes_of_bits(high.at);

@@ -95,7 +95,7 @@ TEST(Hostile, RandomBytes) {
   }
 }
 
-// Frames made by hand: four elements of two bytes, so raw is eight bytes and a coded frame is shorter.
+// Frames made by hand, shorter than the raw bytes of their elements.
 Fault verdict(std::initializer_list<int> bytes, std::int64_t elements = 40, Form form = Form::kUndoable) {
   static Scratch scratch;
   Bytes frame;
@@ -107,13 +107,13 @@ Fault verdict(std::initializer_list<int> bytes, std::int64_t elements = 40, Form
 }
 
 TEST(Hostile, EachRefusalHasItsReason) {
-  // One change, +1, at position 5 of 40: k = 4; low plane 5, unary plane 1; no negatives, nothing above class 0.
+  // One change, +1, at position 5 of 40: k = 5; low plane 5, unary plane 1; no negatives, nothing above class 0.
   EXPECT_EQ(verdict({1, 0, 0, 1, 2, 0x05, 0x01, 0, 0}), Fault::kNone);
   EXPECT_EQ(verdict({1, 0, 0, 1, 2, 0x05, 0x01, 0}), Fault::kTruncated);
   EXPECT_EQ(verdict({1, 0, 0, 1, 2, 0x05, 0x01, 0, 0, 0}), Fault::kTrailing);
   EXPECT_EQ(verdict({1, 0, 0, 1, 3, 0x05, 0x01, 0, 0, 0}), Fault::kTrailing) << "behind the positions";
-  EXPECT_EQ(verdict({1, 0, 0, 1, 2, 0x08, 0x04, 0, 0}), Fault::kPosition) << "position 40 of 40";
-  EXPECT_EQ(verdict({1, 0, 0, 1, 2, 0x07, 0x04, 0, 0}), Fault::kNone) << "position 39";
+  EXPECT_EQ(verdict({1, 0, 0, 1, 2, 0x08, 0x02, 0, 0}), Fault::kPosition) << "position 40 of 40";
+  EXPECT_EQ(verdict({1, 0, 0, 1, 2, 0x07, 0x02, 0, 0}), Fault::kNone) << "position 39";
   EXPECT_EQ(verdict({1, 0, 0, 1, 2, 0x25, 0x01, 0, 0}), Fault::kPadding) << "behind the low plane";
   EXPECT_EQ(verdict({1, 0, 0, 1, 2, 0x05, 0x03, 0, 0}), Fault::kPadding) << "behind the unary plane";
   EXPECT_EQ(verdict({1, 0, 0, 1, 2, 0x05, 0x00, 0, 0}), Fault::kTruncated) << "a unary plane without end";
