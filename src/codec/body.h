@@ -1,11 +1,43 @@
 // The inner loops of the codec, once per instruction set. Outputs may be written kSlack past what counts.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "codec/format.h"
 
 namespace refit::codec {
+
+// Lines that will be needed soon: loops over planes, which leave memory idle, fetch one now and then. Into L2, and for
+// reading: fetches for writing, or into L1, proved slower.
+class Ahead {
+ public:
+  // Lines from `from` on, and (unless 0) what lies `apart` bytes behind each, `bytes` far; those fetched before are
+  // left out. Addresses may lie past the end of the data: fetching cannot fault.
+  void aim(const Byte* from, std::ptrdiff_t apart, std::size_t bytes) {
+    const auto start = reinterpret_cast<std::uintptr_t>(from), end = start + bytes;
+    at_ = std::max(at_, start);
+    apart_ = static_cast<std::uintptr_t>(apart);
+    lines_ = at_ < end ? (end - at_) / kLine : 0;
+  }
+  void touch() {
+    if (lines_ == 0) return;
+    --lines_;
+    __builtin_prefetch(reinterpret_cast<const void*>(at_), 0, 2);
+    if (apart_ != 0) __builtin_prefetch(reinterpret_cast<const void*>(at_ + apart_), 0, 2);
+    at_ += kLine;
+  }
+  // Lines that are still to be fetched before `end`.
+  std::size_t lines_before(const Byte* end) const {
+    const auto stop = reinterpret_cast<std::uintptr_t>(end);
+    return at_ < stop ? std::min(lines_, (stop - at_) / kLine + 1) : 0;
+  }
+
+ private:
+  static constexpr std::size_t kLine = 64;
+  std::uintptr_t at_ = 0, apart_ = 0;
+  std::size_t lines_ = 0;
+};
 
 // What a set read from hostile bytes took, or why it is refused.
 struct Taken {
@@ -17,15 +49,15 @@ struct Taken {
 template <typename V>
 struct ValueOps {
   // Differences → magnitudes, in place; bit i set where the difference is negative. Returns the number of those.
-  std::size_t (*signs)(V* values, std::size_t n, std::uint64_t* bits);
+  std::size_t (*signs)(V* values, std::size_t n, std::uint64_t* bits, Ahead&);
   // Bit i set where in[i] ≥ 2^(c+1); those go to `above`, the others less 2^c to `here`. Returns the number above.
-  std::size_t (*split)(const V* in, std::size_t n, int c, std::uint64_t* bits, V* above, V* here);
+  std::size_t (*split)(const V* in, std::size_t n, int c, std::uint64_t* bits, V* above, V* here, Ahead&);
   // The inverse: out[i] is the next of `above` where the bit is set, else the next of `here`.
-  void (*merge)(const std::uint64_t* bits, std::size_t n, const V* above, const V* here, V* out);
+  void (*merge)(const std::uint64_t* bits, std::size_t n, const V* above, const V* here, V* out, Ahead&);
   void (*negate)(const std::uint64_t* bits, std::size_t n, V* values);
   // The low c bits of each, c ≥ 1. unpack adds 2^c and reads no further than bytes_of_bits(n * c).
-  void (*pack)(const V* in, std::size_t n, int c, Byte* out);
-  void (*unpack)(const Byte* in, std::size_t n, int c, V* out);
+  void (*pack)(const V* in, std::size_t n, int c, Byte* out, Ahead&);
+  void (*unpack)(const Byte* in, std::size_t n, int c, V* out, Ahead&);
 };
 
 struct Body {
@@ -36,9 +68,9 @@ struct Body {
   // Runs of neighbours among ascending positions.
   std::size_t (*runs)(const Pos* positions, std::size_t n);
   // Golomb-Rice planes of n ≥ 1 ascending positions below `universe`; positions[-1] is overwritten. Returns bytes.
-  std::size_t (*put_set)(Pos* positions, std::size_t n, std::size_t universe, Byte* out);
+  std::size_t (*put_set)(Pos* positions, std::size_t n, std::size_t universe, Byte* out, Ahead&);
   // The inverse. Total: n and the bytes may be anything.
-  Taken (*get_set)(const Byte* in, std::size_t have, std::size_t n, std::size_t universe, Pos* positions);
+  Taken (*get_set)(const Byte* in, std::size_t have, std::size_t n, std::size_t universe, Pos* positions, Ahead&);
   // Positions of the set (or clear) bits among `count`. Returns how many.
   std::size_t (*bit_positions)(const std::uint64_t* bits, std::size_t count, bool set, Pos* positions);
   ValueOps<std::uint16_t> v16;
@@ -67,6 +99,7 @@ struct Numbers {
 
 // Working memory of a frame. Everything is sized for the worst frame of width 8.
 struct Scratch::Impl {
+  Ahead ahead;
   Positions<kBlock> changed[2];  // of this block and of the one before it
   Positions<kBlock> toggles;
   Positions<kGroup> members;

@@ -1,5 +1,6 @@
-// Front header of codec: how a bucket's bytes are written. The delta codec: what changed between two versions of the same
-// bytes, near the entropy of positions and values. Format, byte by byte: schema/delta.md; reasons: docs/design/delta.md.
+// Front header of codec: how a bucket's bytes are written. The delta codec: what changed between two versions of the
+// same bytes, near the entropy of positions and values. Format, byte by byte: schema/delta.md; reasons:
+// docs/design/delta.md.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -60,7 +61,8 @@ struct Ops {
   const char* needs;  // what the processor must have
   // Room that encode wants in `out`.
   std::int64_t (*bound)(const Shape&) noexcept;
-  // Bytes written: 0 where nothing changed, shape.bytes() where the frame is stored raw. base and next have shape.bytes().
+  // Bytes written: 0 where nothing changed, shape.bytes() where the frame is stored raw. base and next have
+  // shape.bytes().
   std::int64_t (*encode)(const Shape&, Form, std::span<const std::byte> base, std::span<const std::byte> next,
                          std::span<std::byte> out, Scratch&) noexcept;
   // Reads hostile bytes and writes nothing but scratch. The bytes are private to the caller from here to apply.
@@ -71,9 +73,9 @@ struct Ops {
   void (*undo)(const Shape&, std::span<const std::byte> frame, std::span<std::byte> target, Scratch&) noexcept;
 };
 
-const Ops& reference();                                   // scalar, the specification
-std::span<const Ops* const> all_for_this_machine();       // best first, the reference last
-const Ops& ops();                                         // follows kernel::chosen_isa(), and so REFIT_FORCE_ISA
+const Ops& reference();                              // scalar, the specification
+std::span<const Ops* const> all_for_this_machine();  // best first, the reference last
+const Ops& ops();                                    // follows kernel::chosen_isa(), and so REFIT_FORCE_ISA
 
 // ---- messages: a header, a table of frame sizes, the frames
 
@@ -131,6 +133,12 @@ class Delta {
 Result<Header> read_header(std::span<const std::byte> message);
 // Checks a private copy of hostile bytes, all of it. Errors: kCorrupt, naming frame and reason.
 Result<Delta> check(Workspace& work, std::span<const std::byte> message);
+
+// What a delta holds. A raw frame counts all its elements as changed: it is shorter than to list them.
+struct Census {
+  std::int64_t unchanged_frames = 0, coded_frames = 0, raw_frames = 0, changed = 0;
+};
+Census census(const Delta& delta);
 
 // May the delta be applied to bytes with this digest? Undoable: to its base only. Overwrite: also to its result, and
 // then it changes nothing. Errors: kMismatch naming the digests.

@@ -12,15 +12,15 @@ namespace refit::codec {
 using Byte = std::uint8_t;
 using Pos = std::uint16_t;  // position in a block
 
-inline constexpr std::size_t kBlock = std::size_t{1} << 16;   // elements
-inline constexpr std::size_t kBlocks = 16;                    // of a frame
-inline constexpr std::size_t kGroup = std::size_t{1} << 15;   // values coded at a time
-inline constexpr std::size_t kSlack = 128;                    // lanes or bytes that bodies may write past what counts
+inline constexpr std::size_t kBlock = std::size_t{1} << 16;  // elements
+inline constexpr std::size_t kBlocks = 16;                   // of a frame
+inline constexpr std::size_t kGroup = std::size_t{1} << 15;  // values coded at a time
+inline constexpr std::size_t kSlack = 128;                   // lanes or bytes that bodies may write past what counts
 
 static_assert(kBlock * kBlocks == static_cast<std::size_t>(kFrameElements));
 
-// Golomb-Rice parameter k of a set of n in a universe of u: the least cost for geometric gaps, whose switching points lie
-// where (1 - n/u)^(2^k) is the golden ratio - 1. kSwitch[k] = round(2^32 (1 - phi^(-1/2^k))).
+// Golomb-Rice parameter k of a set of n in a universe of u: the least cost for geometric gaps, whose switching points
+// lie where (1 - n/u)^(2^k) is the golden ratio - 1. kSwitch[k] = round(2^32 (1 - phi^(-1/2^k))).
 inline constexpr std::uint32_t kSwitch[15] = {1640531527, 918472839, 486826901, 250732083, 127251138,
                                               64103956,   32172476,  16116476,  8065812,   4034801,
                                               2017875,    1009056,   504558,    252286,    126145};

@@ -8,16 +8,15 @@
 namespace refit::codec {
 namespace {
 
-// Pages and prefetches of the frame's target: above this share of changed elements nearly every line is touched and
-// the hardware's own prefetch does better.
-constexpr std::size_t kPrefetchBelow = 40;  // 1 / 2.5 %
+// From this share of changed elements on (1 / 32) nearly every line of a target is touched: lines are then fetched in
+// order, below it only those that will be written.
+constexpr std::size_t kDenseShare = 32;
+constexpr std::size_t kAheadBytes = std::size_t{256} << 10;  // of one stream; both stay well within L2
 
 std::size_t block_elements(const Shape& shape, std::size_t b) {
   return std::min(kBlock, static_cast<std::size_t>(shape.elements) - b * kBlock);
 }
-std::size_t block_count(const Shape& shape) {
-  return (static_cast<std::size_t>(shape.elements) + kBlock - 1) / kBlock;
-}
+std::size_t block_count(const Shape& shape) { return (static_cast<std::size_t>(shape.elements) + kBlock - 1) / kBlock; }
 
 // ---- encode
 
@@ -50,7 +49,7 @@ void put_positions(const Body& body, std::size_t b, std::size_t n, std::size_t u
     n = toggles;
   }
   out.count[b] = static_cast<std::uint32_t>(n);
-  if (n > 0) out.set_bytes += body.put_set(p, n, universe, work.sets + out.set_bytes);
+  if (n > 0) out.set_bytes += body.put_set(p, n, universe, work.sets + out.set_bytes, work.ahead);
 }
 
 template <typename V>
@@ -76,6 +75,7 @@ bool put_blocks(const Body& body, const Shape& shape, Form form, const Byte* bas
     const std::size_t universe = block_elements(shape, b), at = b * kBlock * static_cast<std::size_t>(shape.width);
     const std::size_t n =
         body.scan(base + at, next + at, universe, shape.width, form, work.changed[0].data(), values + pending);
+    work.ahead.aim(base + at + universe * static_cast<std::size_t>(shape.width), next - base, kAheadBytes);
     put_positions(body, b, n, universe, work, planes);
     planes.changed += n;
     pending += n;
@@ -161,18 +161,29 @@ struct Changes {
   Byte* target = nullptr;
 };
 
-// Applies changes[from, from + n); touches the lines of the block after it on the way.
+// Applies changes[from, from + n) and fetches on the way what the next block will write: the lines of its positions,
+// or its share of `ahead`.
 template <typename E, typename V, Sink kSink>
 void scatter(const Changes& changes, std::size_t from, std::size_t n, const V* values, const Changes& next) {
-  const std::size_t ahead = std::clamp(next.count, from, from + n);
+  const std::size_t fetched = std::clamp(next.count, from, from + n);
   std::size_t i = from;
-  for (; i < ahead; ++i) {
-    // Into L2: near fetches would compete with the loads here for the few L1 miss buffers.
-    __builtin_prefetch(next.target + next.at[i] * sizeof(E), 1, 2);
+  for (; i < fetched; ++i) {
+    __builtin_prefetch(next.target + next.at[i] * sizeof(E), 0, 2);
     put_element<E>(kSink, changes.target + changes.at[i] * sizeof(E), static_cast<E>(values[i - from]));
   }
   for (; i < from + n; ++i)
     put_element<E>(kSink, changes.target + changes.at[i] * sizeof(E), static_cast<E>(values[i - from]));
+}
+
+template <typename E, typename V, Sink kSink>
+void scatter_dense(const Changes& changes, std::size_t from, std::size_t n, const V* values, Ahead& ahead) {
+  constexpr std::size_t kStep = 16;
+  const Byte* const next_end = changes.target + 2 * kBlock * sizeof(E);
+  const std::size_t per_step = ahead.lines_before(next_end) * kStep / (changes.count - from) + 1;
+  for (std::size_t i = 0; i < n; i += kStep) {
+    for (std::size_t l = 0; l < per_step; ++l) ahead.touch();
+    scatter<E, V, kSink>(changes, from + i, std::min(kStep, n - i), values + i, {});
+  }
 }
 
 std::size_t expand_toggles(const Pos* toggles, std::size_t t, std::size_t universe, Pos* out) {
@@ -228,7 +239,7 @@ class Walk {
     out = {at, n, target_ == nullptr ? nullptr : target_ + b * kBlock * sizeof(E)};
     if (n == 0) return !toggled || sets_.fail(Fault::kCount);
     Pos* read = toggled ? work_.toggles.data() : at;
-    const Taken taken = body_.get_set(sets_.at, sets_.left(), n, universe, read);
+    const Taken taken = body_.get_set(sets_.at, sets_.left(), n, universe, read, work_.ahead);
     if (taken.fault != Fault::kNone) return sets_.fail(taken.fault);
     sets_.at += taken.bytes;
     if (toggled) out.count = expand_toggles(read, n, universe, at);
@@ -257,7 +268,9 @@ class Walk {
     for (std::size_t from = 0; from < changes.count;) {
       if (group_left_ == 0 && !next_group()) return false;
       const std::size_t n = std::min(changes.count - from, group_left_);
-      if constexpr (kSink != Sink::kNothing) scatter<E, V, kSink>(changes, from, n, group_, next);
+      if constexpr (kSink != Sink::kNothing)
+        dense_ ? scatter_dense<E, V, kSink>(changes, from, n, group_, work_.ahead)
+               : scatter<E, V, kSink>(changes, from, n, group_, next);
       group_ += n;
       group_left_ -= n;
       from += n;
@@ -267,9 +280,11 @@ class Walk {
 
   bool blocks() {
     Changes before, now;
-    const bool sparse = changed_ * kPrefetchBelow < static_cast<std::size_t>(shape_.elements);
+    dense_ = target_ != nullptr && changed_ * kDenseShare >= static_cast<std::size_t>(shape_.elements);
+    work_.ahead = {};
     for (std::size_t b = 0; b < block_count(shape_); ++b) {
-      if (!positions(b, now) || !put(before, sparse ? now : Changes{})) return false;
+      if (dense_) work_.ahead.aim(target_ + b * kBlock * sizeof(E), 0, kAheadBytes);
+      if (!positions(b, now) || !put(before, now)) return false;
       before = now;
     }
     if (!put(before, {})) return false;
@@ -287,6 +302,7 @@ class Walk {
   std::size_t changed_ = 0, found_ = 0, decoded_ = 0;
   std::uint32_t toggled_ = 0;
   std::size_t count_[kBlocks]{};
+  bool dense_ = false;
   const V* group_ = nullptr;
   std::size_t group_left_ = 0;
 };
@@ -295,10 +311,14 @@ template <typename E, typename V>
 Fault walk_as(const Body& body, const Shape& shape, Form form, Sink sink, const Byte* in, std::size_t bytes,
               Byte* target, Scratch::Impl& work) {
   switch (sink) {
-    case Sink::kNothing: return Walk<E, V, Sink::kNothing>(body, shape, form, nullptr, work).run(in, bytes);
-    case Sink::kAdd: return Walk<E, V, Sink::kAdd>(body, shape, form, target, work).run(in, bytes);
-    case Sink::kSubtract: return Walk<E, V, Sink::kSubtract>(body, shape, form, target, work).run(in, bytes);
-    case Sink::kStore: break;
+    case Sink::kNothing:
+      return Walk<E, V, Sink::kNothing>(body, shape, form, nullptr, work).run(in, bytes);
+    case Sink::kAdd:
+      return Walk<E, V, Sink::kAdd>(body, shape, form, target, work).run(in, bytes);
+    case Sink::kSubtract:
+      return Walk<E, V, Sink::kSubtract>(body, shape, form, target, work).run(in, bytes);
+    case Sink::kStore:
+      break;
   }
   return Walk<E, V, Sink::kStore>(body, shape, form, target, work).run(in, bytes);
 }
@@ -308,20 +328,28 @@ Fault walk_as(const Body& body, const Shape& shape, Form form, Sink sink, const 
 std::size_t encode_frame(const Body& body, const Shape& shape, Form form, const Byte* base, const Byte* next, Byte* out,
                          Scratch::Impl& work) noexcept {
   switch (shape.width) {
-    case 1: return encode_as<std::uint8_t, std::uint16_t>(body, shape, form, base, next, out, work);
-    case 2: return encode_as<std::uint16_t, std::uint16_t>(body, shape, form, base, next, out, work);
-    case 4: return encode_as<std::uint32_t, std::uint32_t>(body, shape, form, base, next, out, work);
-    default: return encode_as<std::uint64_t, std::uint64_t>(body, shape, form, base, next, out, work);
+    case 1:
+      return encode_as<std::uint8_t, std::uint16_t>(body, shape, form, base, next, out, work);
+    case 2:
+      return encode_as<std::uint16_t, std::uint16_t>(body, shape, form, base, next, out, work);
+    case 4:
+      return encode_as<std::uint32_t, std::uint32_t>(body, shape, form, base, next, out, work);
+    default:
+      return encode_as<std::uint64_t, std::uint64_t>(body, shape, form, base, next, out, work);
   }
 }
 
 Fault walk_frame(const Body& body, const Shape& shape, Form form, Sink sink, const Byte* in, std::size_t bytes,
                  Byte* target, Scratch::Impl& work) noexcept {
   switch (shape.width) {
-    case 1: return walk_as<std::uint8_t, std::uint16_t>(body, shape, form, sink, in, bytes, target, work);
-    case 2: return walk_as<std::uint16_t, std::uint16_t>(body, shape, form, sink, in, bytes, target, work);
-    case 4: return walk_as<std::uint32_t, std::uint32_t>(body, shape, form, sink, in, bytes, target, work);
-    default: return walk_as<std::uint64_t, std::uint64_t>(body, shape, form, sink, in, bytes, target, work);
+    case 1:
+      return walk_as<std::uint8_t, std::uint16_t>(body, shape, form, sink, in, bytes, target, work);
+    case 2:
+      return walk_as<std::uint16_t, std::uint16_t>(body, shape, form, sink, in, bytes, target, work);
+    case 4:
+      return walk_as<std::uint32_t, std::uint32_t>(body, shape, form, sink, in, bytes, target, work);
+    default:
+      return walk_as<std::uint64_t, std::uint64_t>(body, shape, form, sink, in, bytes, target, work);
   }
 }
 

@@ -5,8 +5,8 @@
 #define HWY_TARGET_INCLUDE "codec/isa.cpp"
 #include "hwy/foreach_target.h"
 //
-#include "codec/planes-inl.h"
 #include "codec/frame.h"
+#include "codec/planes-inl.h"
 #include "codec/scan-inl.h"
 #include "hwy/highway.h"
 

@@ -110,9 +110,11 @@ Workspace::Workspace(const kernel::Exec& exec) : exec_(exec) {
 
 Result<std::int64_t> message_bound(const Shape& shape) {
   if (!known_width(shape.width))
-    return Error(Code::kInvalid, "delta: elements of " + std::to_string(shape.width) + " bytes; 1, 2, 4 or 8 can be coded");
+    return Error(Code::kInvalid,
+                 "delta: elements of " + std::to_string(shape.width) + " bytes; 1, 2, 4 or 8 can be coded");
   if (!possible(shape))
-    return Error(Code::kInvalid, "delta: " + std::to_string(shape.elements) + " elements; 0 to 2^51 bytes can be coded");
+    return Error(Code::kInvalid,
+                 "delta: " + std::to_string(shape.elements) + " elements; 0 to 2^51 bytes can be coded");
   return kHeaderBytes + static_cast<std::int64_t>(kEntry) * frames_of(shape) + shape.bytes();
 }
 
@@ -125,7 +127,8 @@ Result<std::int64_t> encode(Workspace& work, const Shape& shape, Form form, cons
     return Error(Code::kInvalid, "delta: base of " + std::to_string(base.size()) + " and new of " +
                                      std::to_string(next.size()) + " bytes; the shape says " + std::to_string(bytes));
   if (out.size() < static_cast<std::size_t>(bound))
-    return Error(Code::kExhausted, "delta: no room for the message").amounts(bound, static_cast<std::int64_t>(out.size()));
+    return Error(Code::kExhausted, "delta: no room for the message")
+        .amounts(bound, static_cast<std::int64_t>(out.size()));
   const Ops& table = ops();
   Header header{form, shape, identity, frames_of(shape), 0};
   const auto frames = static_cast<std::size_t>(header.frames);
@@ -151,7 +154,8 @@ Result<std::int64_t> encode(Workspace& work, const Shape& shape, Form form, cons
     }
   }
   write_header(out.data(), header);
-  const std::size_t total = static_cast<std::size_t>(kHeaderBytes) + kEntry * frames + static_cast<std::size_t>(header.payload_bytes);
+  const std::size_t total =
+      static_cast<std::size_t>(kHeaderBytes) + kEntry * frames + static_cast<std::size_t>(header.payload_bytes);
   put_hash(out.data() + kSealed, seal_of(out.first(total)));
   return static_cast<std::int64_t>(total);
 }
@@ -188,7 +192,8 @@ Result<Header> read_header(std::span<const std::byte> message) {
 Result<Delta> check(Workspace& work, std::span<const std::byte> message) {
   REFIT_ASSIGN(const Header header, read_header(message));
   const auto table_bytes = kEntry * static_cast<std::size_t>(header.frames);
-  const std::size_t whole = static_cast<std::size_t>(kHeaderBytes) + table_bytes + static_cast<std::size_t>(header.payload_bytes);
+  const std::size_t whole =
+      static_cast<std::size_t>(kHeaderBytes) + table_bytes + static_cast<std::size_t>(header.payload_bytes);
   if (message.size() != whole)
     return corrupt("its length is not what its header says")
         .amounts(static_cast<std::int64_t>(whole), static_cast<std::int64_t>(message.size()));
@@ -226,6 +231,28 @@ std::span<const std::byte> Delta::frame(std::int64_t i) const {
   return payload_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(ends_[at] - begin));
 }
 Shape Delta::frame_shape(std::int64_t i) const { return frame_of(header_.shape, i); }
+
+Census census(const Delta& delta) {
+  Census out;
+  for (std::int64_t i = 0; i < delta.header().frames; ++i) {
+    const auto frame = delta.frame(i);
+    const Shape shape = delta.frame_shape(i);
+    if (frame.empty()) {
+      ++out.unchanged_frames;
+    } else if (frame.size() == static_cast<std::size_t>(shape.bytes())) {
+      ++out.raw_frames;
+      out.changed += shape.elements;
+    } else {
+      ++out.coded_frames;
+      const auto* at = reinterpret_cast<const Byte*>(frame.data());
+      Reader reader{at, at + frame.size()};
+      std::size_t changed = 0;
+      reader.number(static_cast<std::size_t>(shape.elements), changed);
+      out.changed += static_cast<std::int64_t>(changed);
+    }
+  }
+  return out;
+}
 
 namespace {
 Error wrong_base(std::string_view what, const Hash128& need, const Hash128& held) {

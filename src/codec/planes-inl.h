@@ -1,5 +1,5 @@
-// The planes with AVX-512 VBMI2, for which Highway 1.0.3 has no operations: Expand, 8-bit Compress, multishift. Other sets
-// keep the scalar loops. Included once per instruction set.
+// The planes with AVX-512 VBMI2, for which Highway 1.0.3 has no operations: Expand, 8-bit Compress, multishift. Other
+// sets keep the scalar loops. Included once per instruction set.
 #if defined(REFIT_CODEC_PLANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef REFIT_CODEC_PLANES_INL_H_
 #undef REFIT_CODEC_PLANES_INL_H_
@@ -8,7 +8,6 @@
 #endif
 #include <algorithm>
 #include <array>
-#include <type_traits>
 
 #include "codec/body.h"
 #include "hwy/highway.h"
@@ -64,8 +63,8 @@ HWY_INLINE __m512i sums_of_8(__m512i x) {
 }
 // The same over all 32.
 HWY_INLINE __m512i sums_of_32(__m512i x) {
-  const __m512i odd = _mm512_set_epi64(0x0017001700170017, 0x0017001700170017, 0, 0, 0x0007000700070007,
-                                       0x0007000700070007, 0, 0);
+  const __m512i odd =
+      _mm512_set_epi64(0x0017001700170017, 0x0017001700170017, 0, 0, 0x0007000700070007, 0x0007000700070007, 0, 0);
   x = sums_of_8(x);
   x = _mm512_add_epi16(x, _mm512_maskz_permutexvar_epi16(0xff00ff00U, odd, x));
   return _mm512_add_epi16(x, _mm512_maskz_permutexvar_epi16(0xffff0000U, set16(15), x));
@@ -89,10 +88,11 @@ inline std::size_t bit_positions(const std::uint64_t* bits, std::size_t count, b
   return found;
 }
 
-inline bool ones(const Byte* in, std::size_t have, std::size_t n, Pos* at) {
+inline bool ones(const Byte* in, std::size_t have, std::size_t n, Pos* at, Ahead& ahead) {
   std::size_t found = 0;
   for (std::size_t byte = 0; found < n; byte += 8) {
     if (byte >= have || byte >= kBlock / 8) return false;
+    ahead.touch();
     found += put_ones(load_word(in + byte, have - byte), byte * 8, at + found);
   }
   return true;
@@ -113,13 +113,16 @@ HWY_INLINE __m512i join_fields(__m512i v, int c, __m512i join) {
 }
 
 template <typename Get>
-HWY_INLINE void pack_fields(std::size_t n, int c, Byte* out, Get get) {
+HWY_INLINE void pack_fields(std::size_t n, int c, Byte* out, Ahead& ahead, Get get) {
   const __m512i join = load(kJoin[static_cast<std::size_t>(c)].data());
-  for (std::size_t i = 0; i < n; i += 32, out += 4 * c) store(out, join_fields(get(i, first<__mmask32>(n - i)), c, join));
+  for (std::size_t i = 0; i < n; i += 32, out += 4 * c) {
+    ahead.touch();
+    store(out, join_fields(get(i, first<__mmask32>(n - i)), c, join));
+  }
 }
 
-inline void pack16(const std::uint16_t* in, std::size_t n, int c, Byte* out) {
-  pack_fields(n, c, out, [in](std::size_t i, __mmask32 m) { return _mm512_maskz_loadu_epi16(m, in + i); });
+inline void pack16(const std::uint16_t* in, std::size_t n, int c, Byte* out, Ahead& ahead) {
+  pack_fields(n, c, out, ahead, [in](std::size_t i, __mmask32 m) { return _mm512_maskz_loadu_epi16(m, in + i); });
 }
 
 struct Fields {
@@ -133,21 +136,23 @@ struct Fields {
   }
 };
 
-inline void unpack16(const Byte* in, std::size_t n, int c, std::uint16_t* out) {
+inline void unpack16(const Byte* in, std::size_t n, int c, std::uint16_t* out, Ahead& ahead) {
   const Fields fields(c);
   const __m512i lead = set16(1 << c);
   std::size_t left = bytes_of_bits(n * static_cast<std::size_t>(c));
   const auto step = static_cast<std::size_t>(4 * c);
-  for (std::size_t i = 0; i < n; i += 32, in += step, left -= std::min(left, step))
+  for (std::size_t i = 0; i < n; i += 32, in += step, left -= std::min(left, step)) {
+    ahead.touch();
     store(out + i, _mm512_add_epi16(fields.get(load_some(in, left)), lead));
+  }
 }
 
 // ---- sets
 
 struct UnaryWriter {
   Byte* out;
-  std::size_t at = 0;       // bits
-  std::uint64_t carry = 0;  // bits of the byte begun
+  std::size_t at = 0;                                           // bits
+  std::uint64_t carry = 0;                                      // bits of the byte begun
   HWY_INLINE void put(std::uint64_t bits, std::size_t count) {  // count ≤ 56
     const std::uint64_t w = carry | bits << (at % 8);
     std::memcpy(out + at / 8, &w, 8);
@@ -161,8 +166,8 @@ struct UnaryWriter {
   }
 };
 
-// The unary parts of 32 gaps, eight to a word. `lengths`: high part + 1 of each, 0 for lanes that do not count, which then
-// set the bit of the lane before them once more.
+// The unary parts of 32 gaps, eight to a word. `lengths`: high part + 1 of each, 0 for lanes that do not count, which
+// then set the bit of the lane before them once more.
 HWY_INLINE void put_unary(UnaryWriter& to, __m512i lengths) {
   const __m512i ends = sums_of_8(lengths), at = _mm512_sub_epi16(ends, set16(1)), one = _mm512_set1_epi64(1);
   const auto bits = [&](__m128i lanes) { return _mm512_sllv_epi64(one, _mm512_cvtepu16_epi64(lanes)); };
@@ -181,9 +186,9 @@ HWY_INLINE void put_unary(UnaryWriter& to, __m512i lengths) {
   to.put(word[5], end[7] >> 48);
 }
 
-inline std::size_t put_set(Pos* positions, std::size_t n, std::size_t universe, Byte* out) {
+inline std::size_t put_set(Pos* positions, std::size_t n, std::size_t universe, Byte* out, Ahead& ahead) {
   const int k = rice_k(n, universe);
-  if (k == 0) return kScalarBody.put_set(positions, n, universe, out);
+  if (k == 0) return kScalarBody.put_set(positions, n, universe, out, ahead);
   positions[-1] = 0xffff;
   const __m512i one = set16(1);
   const auto gaps = [positions, one](std::size_t i, __mmask32 m) {
@@ -192,9 +197,10 @@ inline std::size_t put_set(Pos* positions, std::size_t n, std::size_t universe, 
     return _mm512_maskz_sub_epi16(m, _mm512_sub_epi16(p, before), one);
   };
   const __m512i low = set16((1 << k) - 1);
-  pack_fields(n, k, out, [&](std::size_t i, __mmask32 m) { return _mm512_and_si512(gaps(i, m), low); });
+  pack_fields(n, k, out, ahead, [&](std::size_t i, __mmask32 m) { return _mm512_and_si512(gaps(i, m), low); });
   UnaryWriter high{out + bytes_of_bits(n * static_cast<std::size_t>(k))};
   for (std::size_t i = 0; i < n; i += 32) {
+    ahead.touch();
     const __mmask32 m = first<__mmask32>(n - i);
     const __m512i h = _mm512_srl_epi16(gaps(i, m), _mm_cvtsi32_si128(k));
     // Eight high parts below 7 stay within a word's 56 bits whatever their sum.
@@ -202,30 +208,33 @@ inline std::size_t put_set(Pos* positions, std::size_t n, std::size_t universe, 
       put_unary(high, _mm512_maskz_add_epi16(m, h, one));
     } else {
       for (std::size_t j = i; j < std::min(n, i + 32); ++j)
-        high.put_gap(static_cast<std::size_t>(static_cast<Pos>(positions[j] - positions[static_cast<std::ptrdiff_t>(j) - 1] - 1) >> k));
+        high.put_gap(static_cast<std::size_t>(
+            static_cast<Pos>(positions[j] - positions[static_cast<std::ptrdiff_t>(j) - 1] - 1) >> k));
     }
   }
   return static_cast<std::size_t>(high.out - out) + bytes_of_bits(high.at);
 }
 
-inline Taken get_bitmap(const Byte* in, std::size_t have, std::size_t n, std::size_t universe, Pos* positions) {
+inline Taken get_bitmap(const Byte* in, std::size_t have, std::size_t n, std::size_t universe, Pos* positions,
+                        Ahead& ahead) {
   const std::size_t bytes = bytes_of_bits(universe);
   if (bytes > have) return {0, Fault::kTruncated};
   std::size_t count = 0;
   for (std::size_t b = 0; b < bytes; b += 8) count += popcount(load_word(in + b, bytes - b));
   if (count != n) return {0, Fault::kCount};
-  ones(in, bytes, n, positions);
+  ones(in, bytes, n, positions, ahead);
   return {bytes, positions[n - 1] < universe ? Fault::kNone : Fault::kPadding};
 }
 
 // positions holds the bit numbers of the unary plane; adds the low parts. Returns the last position, exact.
-inline std::size_t add_lows(const Byte* in, std::size_t have, std::size_t n, int k, Pos* positions) {
+inline std::size_t add_lows(const Byte* in, std::size_t have, std::size_t n, int k, Pos* positions, Ahead& ahead) {
   const Fields fields(k);
   const auto step = static_cast<std::size_t>(4 * k);
   const std::size_t last_bit = positions[n - 1];
   __m512i carry = _mm512_setzero_si512(), exact = carry, index = load(kIota16.data());
   std::size_t left = bytes_of_bits(n * static_cast<std::size_t>(k));
   for (std::size_t i = 0; i < n; i += 32, in += step, have -= std::min(have, step), left -= std::min(left, step)) {
+    ahead.touch();
     // Behind the last field lies the unary plane: it must not count.
     const __m512i low = fields.get(load_some(in, std::min(have, left)));
     exact = _mm512_add_epi32(exact, _mm512_madd_epi16(low, set16(1)));
@@ -239,16 +248,17 @@ inline std::size_t add_lows(const Byte* in, std::size_t have, std::size_t n, int
   return ((last_bit - (n - 1)) << k) + sum + n - 1;
 }
 
-inline Taken get_set(const Byte* in, std::size_t have, std::size_t n, std::size_t universe, Pos* positions) {
+inline Taken get_set(const Byte* in, std::size_t have, std::size_t n, std::size_t universe, Pos* positions,
+                     Ahead& ahead) {
   const int k = rice_k(n, universe);
-  if (k == 0) return get_bitmap(in, have, n, universe, positions);
+  if (k == 0) return get_bitmap(in, have, n, universe, positions, ahead);
   const std::size_t low_bits = n * static_cast<std::size_t>(k), lows = bytes_of_bits(low_bits);
   if (lows > have) return {0, Fault::kTruncated};
   if (lows * 8 != low_bits && in[lows - 1] >> (low_bits % 8) != 0) return {0, Fault::kPadding};
-  if (!ones(in + lows, have - lows, n, positions)) return {0, Fault::kTruncated};
+  if (!ones(in + lows, have - lows, n, positions, ahead)) return {0, Fault::kTruncated};
   const std::size_t last = positions[n - 1];
   if (in[lows + last / 8] >> (last % 8) != 1) return {0, Fault::kPadding};
-  if (add_lows(in, lows, n, k, positions) >= universe) return {0, Fault::kPosition};
+  if (add_lows(in, lows, n, k, positions, ahead) >= universe) return {0, Fault::kPosition};
   return {lows + last / 8 + 1, Fault::kNone};
 }
 
@@ -304,6 +314,12 @@ struct Scan8 {
   }
 };
 
+// Both streams are long runs: into L1, two kibibytes ahead. The address may lie past the end.
+HWY_INLINE void fetch(const Byte* p) {
+  constexpr std::uintptr_t kDistance = 2048;
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) + kDistance), 0, 3);
+}
+
 template <typename Step, typename V, std::size_t kWidth>
 HWY_INLINE std::size_t scan_with(const Byte* base, const Byte* next, std::size_t n, Form form, Pos* positions,
                                  V* values) {
@@ -314,6 +330,8 @@ HWY_INLINE std::size_t scan_with(const Byte* base, const Byte* next, std::size_t
     const __mmask32 valid = n - i >= Step::kLanes ? first<__mmask32>(Step::kLanes) : first<__mmask32>(n - i);
     __mmask32 m;
     __m512i v;
+    fetch(base + i * kWidth);
+    fetch(next + i * kWidth);
     Step::step(base + i * kWidth, next + i * kWidth, valid, form, m, v);
     store(positions + found, _mm512_maskz_compress_epi16(m, index));
     store(values + found, v);
@@ -326,10 +344,14 @@ HWY_INLINE std::size_t scan_with(const Byte* base, const Byte* next, std::size_t
 template <Form kForm>
 std::size_t scan_form(const Byte* base, const Byte* next, std::size_t n, int width, Pos* positions, void* values) {
   switch (width) {
-    case 1: return scan_with<Scan1, std::uint16_t, 1>(base, next, n, kForm, positions, static_cast<std::uint16_t*>(values));
-    case 2: return scan_with<Scan2, std::uint16_t, 2>(base, next, n, kForm, positions, static_cast<std::uint16_t*>(values));
-    case 4: return scan_with<Scan4, std::uint32_t, 4>(base, next, n, kForm, positions, static_cast<std::uint32_t*>(values));
-    default: return scan_with<Scan8, std::uint64_t, 8>(base, next, n, kForm, positions, static_cast<std::uint64_t*>(values));
+    case 1:
+      return scan_with<Scan1, std::uint16_t, 1>(base, next, n, kForm, positions, static_cast<std::uint16_t*>(values));
+    case 2:
+      return scan_with<Scan2, std::uint16_t, 2>(base, next, n, kForm, positions, static_cast<std::uint16_t*>(values));
+    case 4:
+      return scan_with<Scan4, std::uint32_t, 4>(base, next, n, kForm, positions, static_cast<std::uint32_t*>(values));
+    default:
+      return scan_with<Scan8, std::uint64_t, 8>(base, next, n, kForm, positions, static_cast<std::uint64_t*>(values));
   }
 }
 
@@ -339,62 +361,119 @@ inline std::size_t scan_vector(const Byte* base, const Byte* next, std::size_t n
                                  : scan_form<Form::kOverwrite>(base, next, n, width, positions, values);
 }
 
-// ---- values of 16 bits
+// ---- values
 
-// Bit planes are written and read 32 at a time.
-HWY_INLINE void put_bits(std::uint64_t* bits, std::size_t i, __mmask32 m) {
+template <typename V>
+struct Lanes;
+template <>
+struct Lanes<std::uint16_t> {
+  using Mask = __mmask32;
+  static HWY_INLINE __m512i set(std::uint64_t v) { return _mm512_set1_epi16(static_cast<short>(v)); }
+  static HWY_INLINE __m512i some(Mask m, const void* p) { return _mm512_maskz_loadu_epi16(m, p); }
+  static HWY_INLINE void store_some(Mask m, void* p, __m512i v) { _mm512_mask_storeu_epi16(p, m, v); }
+  static HWY_INLINE Mask negative(__m512i v) { return _mm512_movepi16_mask(v); }
+  static HWY_INLINE Mask greater(__m512i a, __m512i b) { return _mm512_cmpgt_epu16_mask(a, b); }
+  static HWY_INLINE __m512i subtract(__m512i a, __m512i b) { return _mm512_sub_epi16(a, b); }
+  static HWY_INLINE __m512i negate(__m512i v, Mask m) { return _mm512_mask_sub_epi16(v, m, _mm512_setzero_si512(), v); }
+  static HWY_INLINE __m512i compress(Mask m, __m512i v) { return _mm512_maskz_compress_epi16(m, v); }
+  static HWY_INLINE __m512i expand(__m512i other, Mask m, __m512i v) { return _mm512_mask_expand_epi16(other, m, v); }
+};
+template <>
+struct Lanes<std::uint32_t> {
+  using Mask = __mmask16;
+  static HWY_INLINE __m512i set(std::uint64_t v) { return _mm512_set1_epi32(static_cast<int>(v)); }
+  static HWY_INLINE __m512i some(Mask m, const void* p) { return _mm512_maskz_loadu_epi32(m, p); }
+  static HWY_INLINE void store_some(Mask m, void* p, __m512i v) { _mm512_mask_storeu_epi32(p, m, v); }
+  static HWY_INLINE Mask negative(__m512i v) { return _mm512_movepi32_mask(v); }
+  static HWY_INLINE Mask greater(__m512i a, __m512i b) { return _mm512_cmpgt_epu32_mask(a, b); }
+  static HWY_INLINE __m512i subtract(__m512i a, __m512i b) { return _mm512_sub_epi32(a, b); }
+  static HWY_INLINE __m512i negate(__m512i v, Mask m) { return _mm512_mask_sub_epi32(v, m, _mm512_setzero_si512(), v); }
+  static HWY_INLINE __m512i compress(Mask m, __m512i v) { return _mm512_maskz_compress_epi32(m, v); }
+  static HWY_INLINE __m512i expand(__m512i other, Mask m, __m512i v) { return _mm512_mask_expand_epi32(other, m, v); }
+};
+template <>
+struct Lanes<std::uint64_t> {
+  using Mask = __mmask8;
+  static HWY_INLINE __m512i set(std::uint64_t v) { return _mm512_set1_epi64(static_cast<long long>(v)); }
+  static HWY_INLINE __m512i some(Mask m, const void* p) { return _mm512_maskz_loadu_epi64(m, p); }
+  static HWY_INLINE void store_some(Mask m, void* p, __m512i v) { _mm512_mask_storeu_epi64(p, m, v); }
+  static HWY_INLINE Mask negative(__m512i v) { return _mm512_movepi64_mask(v); }
+  static HWY_INLINE Mask greater(__m512i a, __m512i b) { return _mm512_cmpgt_epu64_mask(a, b); }
+  static HWY_INLINE __m512i subtract(__m512i a, __m512i b) { return _mm512_sub_epi64(a, b); }
+  static HWY_INLINE __m512i negate(__m512i v, Mask m) { return _mm512_mask_sub_epi64(v, m, _mm512_setzero_si512(), v); }
+  static HWY_INLINE __m512i compress(Mask m, __m512i v) { return _mm512_maskz_compress_epi64(m, v); }
+  static HWY_INLINE __m512i expand(__m512i other, Mask m, __m512i v) { return _mm512_mask_expand_epi64(other, m, v); }
+};
+template <typename V>
+inline constexpr std::size_t kLanesOf = 64 / sizeof(V);
+
+// Bit planes are written and read a vector's lanes at a time.
+template <typename Mask>
+HWY_INLINE void put_bits(std::uint64_t* bits, std::size_t i, Mask m) {
   std::memcpy(reinterpret_cast<Byte*>(bits) + i / 8, &m, sizeof(m));
 }
-HWY_INLINE __mmask32 get_bits(const std::uint64_t* bits, std::size_t i) {
-  __mmask32 m;
+template <typename Mask>
+HWY_INLINE Mask get_bits(const std::uint64_t* bits, std::size_t i) {
+  Mask m;
   std::memcpy(&m, reinterpret_cast<const Byte*>(bits) + i / 8, sizeof(m));
   return m;
 }
 
-inline std::size_t signs16(std::uint16_t* values, std::size_t n, std::uint64_t* bits) {
+template <typename V>
+std::size_t signs(V* values, std::size_t n, std::uint64_t* bits, Ahead& ahead) {
+  using L = Lanes<V>;
+  using Mask = typename L::Mask;
   std::size_t found = 0;
-  for (std::size_t i = 0; i < n; i += 32) {
-    const __m512i v = _mm512_maskz_loadu_epi16(first<__mmask32>(n - i), values + i);
-    const __mmask32 m = _mm512_movepi16_mask(v);
-    _mm512_mask_storeu_epi16(values + i, first<__mmask32>(n - i), _mm512_abs_epi16(v));
+  for (std::size_t i = 0; i < n; i += kLanesOf<V>) {
+    ahead.touch();
+    const Mask valid = first<Mask>(n - i);
+    const __m512i v = L::some(valid, values + i);
+    const Mask m = L::negative(v);
+    L::store_some(valid, values + i, L::negate(v, m));
     put_bits(bits, i, m);
     found += popcount(m);
   }
   return found;
 }
 
-inline std::size_t split16(const std::uint16_t* in, std::size_t n, int c, std::uint64_t* bits, std::uint16_t* above,
-                           std::uint16_t* here) {
-  const __m512i least = set16(1 << c), most = set16((2 << c) - 1);  // class 15 ends at 2^16 - 1
+template <typename V>
+std::size_t split(const V* in, std::size_t n, int c, std::uint64_t* bits, V* above, V* here, Ahead& ahead) {
+  using L = Lanes<V>;
+  using Mask = typename L::Mask;
+  const __m512i least = L::set(std::uint64_t{1} << c), most = L::set((std::uint64_t{2} << c) - 1);
   std::size_t up = 0;
-  for (std::size_t i = 0; i < n; i += 32) {
-    const __mmask32 valid = first<__mmask32>(n - i);
-    const __m512i v = _mm512_maskz_loadu_epi16(valid, in + i);
-    const __mmask32 m = _mm512_cmpgt_epu16_mask(v, most);
+  for (std::size_t i = 0; i < n; i += kLanesOf<V>) {
+    ahead.touch();
+    const Mask valid = first<Mask>(n - i);
+    const __m512i v = L::some(valid, in + i);
+    const Mask m = L::greater(v, most);
     put_bits(bits, i, m);
-    store(above + up, _mm512_maskz_compress_epi16(m, v));
-    store(here + (i - up), _mm512_maskz_compress_epi16(~m & valid, _mm512_sub_epi16(v, least)));
+    store(above + up, L::compress(m, v));
+    store(here + (i - up), L::compress(static_cast<Mask>(~m & valid), L::subtract(v, least)));
     up += popcount(m);
   }
   return up;
 }
 
-inline void merge16(const std::uint64_t* bits, std::size_t n, const std::uint16_t* above, const std::uint16_t* here,
-                    std::uint16_t* out) {
+template <typename V>
+void merge(const std::uint64_t* bits, std::size_t n, const V* above, const V* here, V* out, Ahead& ahead) {
+  using L = Lanes<V>;
+  using Mask = typename L::Mask;
   std::size_t up = 0;
-  for (std::size_t i = 0; i < n; i += 32) {
-    const __mmask32 m = get_bits(bits, i);
-    const __m512i v = _mm512_maskz_expand_epi16(m, load(above + up));
-    store(out + i, _mm512_mask_expand_epi16(v, ~m, load(here + (i - up))));
+  for (std::size_t i = 0; i < n; i += kLanesOf<V>) {
+    ahead.touch();
+    const Mask m = get_bits<Mask>(bits, i);
+    const __m512i v = L::expand(_mm512_setzero_si512(), m, load(above + up));
+    store(out + i, L::expand(v, static_cast<Mask>(~m), load(here + (i - up))));
     up += popcount(m);
   }
 }
 
-inline void negate16(const std::uint64_t* bits, std::size_t n, std::uint16_t* values) {
-  for (std::size_t i = 0; i < n; i += 32) {
-    const __m512i v = load(values + i);
-    store(values + i, _mm512_mask_sub_epi16(v, get_bits(bits, i), _mm512_setzero_si512(), v));
-  }
+template <typename V>
+void negate(const std::uint64_t* bits, std::size_t n, V* values) {
+  using L = Lanes<V>;
+  for (std::size_t i = 0; i < n; i += kLanesOf<V>)
+    store(values + i, L::negate(load(values + i), get_bits<typename L::Mask>(bits, i)));
 }
 
 inline void use_planes(Body& body) {
@@ -403,7 +482,13 @@ inline void use_planes(Body& body) {
   body.put_set = put_set;
   body.get_set = get_set;
   body.bit_positions = bit_positions;
-  body.v16 = {signs16, split16, merge16, negate16, pack16, unpack16};
+  body.v16 = {
+      signs<std::uint16_t>, split<std::uint16_t>, merge<std::uint16_t>, negate<std::uint16_t>, pack16, unpack16};
+  // Wide mantissas keep the scalar packing.
+  body.v32 = {signs<std::uint32_t>,  split<std::uint32_t>, merge<std::uint32_t>,
+              negate<std::uint32_t>, kScalarBody.v32.pack, kScalarBody.v32.unpack};
+  body.v64 = {signs<std::uint64_t>,  split<std::uint64_t>, merge<std::uint64_t>,
+              negate<std::uint64_t>, kScalarBody.v64.pack, kScalarBody.v64.unpack};
 }
 #endif
 }  // namespace refit::codec::HWY_NAMESPACE

@@ -59,12 +59,9 @@ std::size_t scan_as(const Byte* base, const Byte* next, std::size_t n, Form form
 
 std::size_t scan(const Byte* base, const Byte* next, std::size_t n, int width, Form form, Pos* positions,
                  void* values) {
-  if (width == 1)
-    return scan_as<std::uint8_t>(base, next, n, form, positions, static_cast<std::uint16_t*>(values));
-  if (width == 2)
-    return scan_as<std::uint16_t>(base, next, n, form, positions, static_cast<std::uint16_t*>(values));
-  if (width == 4)
-    return scan_as<std::uint32_t>(base, next, n, form, positions, static_cast<std::uint32_t*>(values));
+  if (width == 1) return scan_as<std::uint8_t>(base, next, n, form, positions, static_cast<std::uint16_t*>(values));
+  if (width == 2) return scan_as<std::uint16_t>(base, next, n, form, positions, static_cast<std::uint16_t*>(values));
+  if (width == 4) return scan_as<std::uint32_t>(base, next, n, form, positions, static_cast<std::uint32_t*>(values));
   return scan_as<std::uint64_t>(base, next, n, form, positions, static_cast<std::uint64_t*>(values));
 }
 
@@ -84,7 +81,7 @@ std::size_t put_bitmap(const Pos* positions, std::size_t n, std::size_t universe
   return bytes;
 }
 
-std::size_t put_set(Pos* positions, std::size_t n, std::size_t universe, Byte* out) {
+std::size_t put_set(Pos* positions, std::size_t n, std::size_t universe, Byte* out, Ahead&) {
   const int k = rice_k(n, universe);
   if (k == 0) return put_bitmap(positions, n, universe, out);
   BitWriter low{out}, high{out + bytes_of_bits(n * static_cast<std::size_t>(k))};
@@ -120,7 +117,7 @@ Taken get_bitmap(const Byte* in, std::size_t have, std::size_t n, std::size_t un
   return {bytes, positions[n - 1] < universe ? Fault::kNone : Fault::kPadding};
 }
 
-Taken get_set(const Byte* in, std::size_t have, std::size_t n, std::size_t universe, Pos* positions) {
+Taken get_set(const Byte* in, std::size_t have, std::size_t n, std::size_t universe, Pos* positions, Ahead&) {
   const int k = rice_k(n, universe);
   if (k == 0) return get_bitmap(in, have, n, universe, positions);
   const std::size_t lows = bytes_of_bits(n * static_cast<std::size_t>(k));
@@ -154,7 +151,7 @@ void set_bit(std::uint64_t* bits, std::size_t i) { bits[i / 64] |= std::uint64_t
 bool bit(const std::uint64_t* bits, std::size_t i) { return (bits[i / 64] >> (i % 64) & 1) != 0; }
 
 template <typename V>
-std::size_t signs(V* values, std::size_t n, std::uint64_t* bits) {
+std::size_t signs(V* values, std::size_t n, std::uint64_t* bits, Ahead&) {
   clear_bits(bits, n);
   std::size_t found = 0;
   for (std::size_t i = 0; i < n; ++i) {
@@ -167,7 +164,7 @@ std::size_t signs(V* values, std::size_t n, std::uint64_t* bits) {
 }
 
 template <typename V>
-std::size_t split(const V* in, std::size_t n, int c, std::uint64_t* bits, V* above, V* here) {
+std::size_t split(const V* in, std::size_t n, int c, std::uint64_t* bits, V* above, V* here, Ahead&) {
   clear_bits(bits, n);
   std::size_t up = 0, stay = 0;
   for (std::size_t i = 0; i < n; ++i) {
@@ -182,7 +179,7 @@ std::size_t split(const V* in, std::size_t n, int c, std::uint64_t* bits, V* abo
 }
 
 template <typename V>
-void merge(const std::uint64_t* bits, std::size_t n, const V* above, const V* here, V* out) {
+void merge(const std::uint64_t* bits, std::size_t n, const V* above, const V* here, V* out, Ahead&) {
   for (std::size_t i = 0; i < n; ++i) out[i] = bit(bits, i) ? *above++ : *here++;
 }
 
@@ -193,13 +190,13 @@ void negate(const std::uint64_t* bits, std::size_t n, V* values) {
 }
 
 template <typename V>
-void pack(const V* in, std::size_t n, int c, Byte* out) {
+void pack(const V* in, std::size_t n, int c, Byte* out, Ahead&) {
   BitWriter to{out};
   for (std::size_t i = 0; i < n; ++i) to.put(in[i], c);
 }
 
 template <typename V>
-void unpack(const Byte* in, std::size_t n, int c, V* out) {
+void unpack(const Byte* in, std::size_t n, int c, V* out, Ahead&) {
   const auto step = static_cast<std::size_t>(c);
   const std::size_t bytes = bytes_of_bits(n * step);
   for (std::size_t i = 0; i < n; ++i)
@@ -214,12 +211,12 @@ constexpr ValueOps<V> value_ops() {
 }  // namespace
 
 constinit const Body kScalarBody = {scan,
-                          runs,
-                          put_set,
-                          get_set,
-                          bit_positions,
-                          value_ops<std::uint16_t>(),
-                          value_ops<std::uint32_t>(),
-                          value_ops<std::uint64_t>()};
+                                    runs,
+                                    put_set,
+                                    get_set,
+                                    bit_positions,
+                                    value_ops<std::uint16_t>(),
+                                    value_ops<std::uint32_t>(),
+                                    value_ops<std::uint64_t>()};
 
 }  // namespace refit::codec

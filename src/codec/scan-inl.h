@@ -50,12 +50,9 @@ std::size_t scan_masks(const Byte* base, const Byte* next, std::size_t n, Form f
 
 inline std::size_t scan(const Byte* base, const Byte* next, std::size_t n, int width, Form form, Pos* positions,
                         void* values) {
-  if (width == 1)
-    return scan_masks<std::uint8_t>(base, next, n, form, positions, static_cast<std::uint16_t*>(values));
-  if (width == 2)
-    return scan_masks<std::uint16_t>(base, next, n, form, positions, static_cast<std::uint16_t*>(values));
-  if (width == 4)
-    return scan_masks<std::uint32_t>(base, next, n, form, positions, static_cast<std::uint32_t*>(values));
+  if (width == 1) return scan_masks<std::uint8_t>(base, next, n, form, positions, static_cast<std::uint16_t*>(values));
+  if (width == 2) return scan_masks<std::uint16_t>(base, next, n, form, positions, static_cast<std::uint16_t*>(values));
+  if (width == 4) return scan_masks<std::uint32_t>(base, next, n, form, positions, static_cast<std::uint32_t*>(values));
   return scan_masks<std::uint64_t>(base, next, n, form, positions, static_cast<std::uint64_t*>(values));
 }
 

@@ -1,5 +1,5 @@
-// Values of up to kGroup changes: a plane of signs, then the classes floor(log2 |d|) as nested sets, each class with its
-// mantissa bits. By the chain rule this follows the order-0 entropy of any distribution.
+// Values of up to kGroup changes: a plane of signs, then the classes floor(log2 |d|) as nested sets, each class with
+// its mantissa bits. By the chain rule this follows the order-0 entropy of any distribution.
 #pragma once
 #include <algorithm>
 
@@ -18,13 +18,17 @@ const ValueOps<V>& value_ops(const Body& body) {
 inline Byte* put_members(const Body& body, const std::uint64_t* bits, std::size_t t, std::size_t m, Scratch::Impl& work,
                          Byte* out) {
   switch (set_form(t, m)) {
-    case SetForm::kNothing: return out;
-    case SetForm::kBitmap: std::memcpy(out, bits, bytes_of_bits(m)); return out + bytes_of_bits(m);
+    case SetForm::kNothing:
+      return out;
+    case SetForm::kBitmap:
+      std::memcpy(out, bits, bytes_of_bits(m));
+      return out + bytes_of_bits(m);
     case SetForm::kMembers:
-    case SetForm::kOthers: break;
+    case SetForm::kOthers:
+      break;
   }
   const std::size_t n = body.bit_positions(bits, m, set_form(t, m) == SetForm::kMembers, work.members.data());
-  return out + body.put_set(work.members.data(), n, m, out);
+  return out + body.put_set(work.members.data(), n, m, out, work.ahead);
 }
 
 inline bool get_bitmap(Reader& in, std::size_t t, std::size_t m, std::uint64_t* bits) {
@@ -47,7 +51,7 @@ inline bool get_members(const Body& body, Reader& in, std::size_t t, std::size_t
   if (form == SetForm::kNothing) return true;
   const std::size_t n = most ? m - t : t;
   Pos* p = work.members.data();
-  const Taken taken = body.get_set(in.at, in.left(), n, m, p);
+  const Taken taken = body.get_set(in.at, in.left(), n, m, p, work.ahead);
   if (taken.fault != Fault::kNone) return in.fail(taken.fault);
   in.at += taken.bytes;
   for (std::size_t i = 0; i < n; ++i) bits[p[i] / 64] ^= std::uint64_t{1} << (p[i] % 64);
@@ -58,20 +62,20 @@ inline bool get_members(const Body& body, Reader& in, std::size_t t, std::size_t
 template <typename V>
 Byte* put_values(const Body& body, V* values, std::size_t n, int width, Scratch::Impl& work, Byte* out) {
   const ValueOps<V>& ops = value_ops<V>(body);
-  const std::size_t negatives = ops.signs(values, n, work.planes[0]);
+  const std::size_t negatives = ops.signs(values, n, work.planes[0], work.ahead);
   out = put_number(out, static_cast<std::uint32_t>(negatives));
   out = put_members(body, work.planes[0], negatives, n, work, out);
   V *in = values, *above = work.ping.template as<V>(), *spare = work.pong.template as<V>();
   V* here = work.here.template as<V>();
   const int top = 8 * width - 1;
   for (int c = 0; n > 0; ++c) {
-    const std::size_t up = ops.split(in, n, c, work.planes[0], above, here);
+    const std::size_t up = ops.split(in, n, c, work.planes[0], above, here, work.ahead);
     if (c < top) {
       out = put_number(out, static_cast<std::uint32_t>(up));
       out = put_members(body, work.planes[0], up, n, work, out);
     }
     if (c > 0 && n > up) {
-      ops.pack(here, n - up, c, out);
+      ops.pack(here, n - up, c, out, work.ahead);
       out += bytes_of_bits((n - up) * static_cast<std::size_t>(c));
     }
     n = up;
@@ -107,9 +111,9 @@ bool get_values(const Body& body, Reader& in, std::size_t n, int width, Scratch:
     if (c == 0) {
       std::fill_n(low, stay, V{1});
     } else if (stay > 0) {
-      ops.unpack(mantissas[c], stay, c, low);
+      ops.unpack(mantissas[c], stay, c, low, work.ahead);
     }
-    if (up > 0) ops.merge(work.planes[c], members[c], above, here, out);
+    if (up > 0) ops.merge(work.planes[c], members[c], above, here, out, work.ahead);
   }
   if (negatives > 0) ops.negate(work.planes[64], n, values);
   return true;

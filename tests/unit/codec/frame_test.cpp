@@ -132,7 +132,8 @@ TEST(Frame, EveryBitPattern) {
   Scratch scratch;
   Random random(1);
   // bf16: +-0, subnormals, infinities, NaN payloads; old against new in every combination.
-  const std::uint16_t kinds[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x7f7f, 0x7f80, 0xff80, 0x7f81, 0x7fc0, 0xffff, 0x3f80};
+  const std::uint16_t kinds[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x7f7f, 0x7f80,
+                                 0xff80, 0x7f81, 0x7fc0, 0xffff, 0x3f80};
   Pair p = equal_pair(random, 2, 121);
   for (std::size_t i = 0; i < 121; ++i) {
     std::memcpy(p.base.data() + 2 * i, &kinds[i / 11], 2);
@@ -167,9 +168,7 @@ TEST(Frame, NearTheEntropyBound) {
   const std::uint64_t seed = test_seed(31);
   SCOPED_TRACE("REFIT_TEST_SEED=" + std::to_string(seed));
   Random random(seed);
-  const struct {
-    double density, over;
-  } rows[] = {{0.001, 1.05}, {0.01, 1.03}, {0.05, 1.03}, {0.2, 1.03}};
+  const struct { double density, over; } rows[] = {{0.001, 1.05}, {0.01, 1.03}, {0.05, 1.03}, {0.2, 1.03}};
   for (const auto& row : rows) {
     const Pair p = random_pair(random, 2, kFrameElements, row.density, Spread::kUlp3);
     const auto& best = *all_for_this_machine().front();
@@ -189,7 +188,8 @@ TEST(Frame, StaysInside) {
   for (int round = 0; round < 60; ++round) {
     const int width = 1 << random.below(4);
     const auto n = static_cast<std::int64_t>(1 + random.below(round % 10 == 0 ? 70'000 : 300));
-    const Pair p = random_pair(random, width, n, std::exp2(-static_cast<double>(random.below(10))), kSpreads[random.below(6)]);
+    const Pair p =
+        random_pair(random, width, n, std::exp2(-static_cast<double>(random.below(10))), kSpreads[random.below(6)]);
     for (const bool at_end : {true, false})
       for (const Form form : {Form::kUndoable, Form::kOverwrite})
         for (const Ops* ops : all_for_this_machine()) {

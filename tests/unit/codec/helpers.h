@@ -39,12 +39,23 @@ inline constexpr Spread kSpreads[] = {Spread::kUlp3,       Spread::kSkewed,   Sp
 inline std::uint64_t difference(Random& random, Spread spread, int width) {
   std::uint64_t m = 1;
   switch (spread) {
-    case Spread::kUlp3: m = 1 + random.below(3); break;
-    case Spread::kSkewed: m = random.below(5) != 0 ? 1 : 2 + random.below(2); break;
-    case Spread::kGeometric: m = 1 + static_cast<std::uint64_t>(std::log(1 - random.unit()) / std::log(0.75)); break;
-    case Spread::kLogUniform: m = static_cast<std::uint64_t>(std::exp2(random.unit() * (width == 1 ? 7 : 12))); break;
-    case Spread::kPositive: return 1 + random.below(3);
-    case Spread::kAny: m = random.engine(); break;
+    case Spread::kUlp3:
+      m = 1 + random.below(3);
+      break;
+    case Spread::kSkewed:
+      m = random.below(5) != 0 ? 1 : 2 + random.below(2);
+      break;
+    case Spread::kGeometric:
+      m = 1 + static_cast<std::uint64_t>(std::log(1 - random.unit()) / std::log(0.75));
+      break;
+    case Spread::kLogUniform:
+      m = static_cast<std::uint64_t>(std::exp2(random.unit() * (width == 1 ? 7 : 12)));
+      break;
+    case Spread::kPositive:
+      return 1 + random.below(3);
+    case Spread::kAny:
+      m = random.engine();
+      break;
   }
   const std::uint64_t d = random.below(2) != 0 ? m : 0 - m;
   return width < 8 && (d & ((std::uint64_t{1} << (8 * width)) - 1)) == 0 ? 1 : d;
@@ -85,7 +96,9 @@ inline Pair random_pair(Random& random, int width, std::int64_t elements, double
   for (std::int64_t i = 0; i < elements;) {
     const double chance = density / static_cast<double>(run);
     if (chance < 1) i += static_cast<std::int64_t>(std::log(1 - random.unit()) / std::log1p(-chance));
-    const std::int64_t end = std::min(elements, i + (run == 1 ? 1 : 1 + static_cast<std::int64_t>(random.below(2 * static_cast<std::uint64_t>(run)))));
+    const std::int64_t end =
+        std::min(elements,
+                 i + (run == 1 ? 1 : 1 + static_cast<std::int64_t>(random.below(2 * static_cast<std::uint64_t>(run)))));
     for (; i < end; ++i) p.change(i, difference(random, spread, width));
   }
   return p;

@@ -29,7 +29,8 @@ void expect_same_verdict(const Shape& shape, Form form, const Bytes& frame, Scra
   Bytes result;
   for (const Ops* ops : all_for_this_machine()) {
     const Fault got = ops->check(shape, form, bytes.bytes(), scratch);
-    ASSERT_EQ(got == Fault::kNone, want == Fault::kNone) << ops->name << ": " << to_string(got) << " / " << to_string(want);
+    ASSERT_EQ(got == Fault::kNone, want == Fault::kNone)
+        << ops->name << ": " << to_string(got) << " / " << to_string(want);
     if (got != Fault::kNone) continue;
     const Guarded target(Bytes(static_cast<std::size_t>(shape.bytes())));
     ops->apply(shape, form, bytes.bytes(), target.bytes(), scratch);
