@@ -8,35 +8,35 @@
 
 namespace refit::codec {
 
-// Lines that will be needed soon: loops over planes, which leave memory idle, fetch one now and then. Into L2, and for
-// reading: fetches for writing, or into L1, proved slower.
+// Lines that will be needed soon, fetched by loops over planes, which leave memory idle: two a touch. Into L2, and for
+// reading: fetches into L1, or for writing, proved slower.
 class Ahead {
  public:
-  // Lines from `from` on, and (unless 0) what lies `apart` bytes behind each, `bytes` far; those fetched before are
-  // left out. Addresses may lie past the end of the data: fetching cannot fault.
-  void aim(const Byte* from, std::ptrdiff_t apart, std::size_t bytes) {
+  // Two streams, the second `apart` bytes behind the first; both move by `stride`, until the first is `bytes` past
+  // `from`. What was fetched before is left out. Addresses may lie past the end of the data: fetching cannot fault.
+  void aim(const Byte* from, std::ptrdiff_t apart, std::size_t stride, std::size_t bytes) {
     const auto start = reinterpret_cast<std::uintptr_t>(from), end = start + bytes;
     at_ = std::max(at_, start);
     apart_ = static_cast<std::uintptr_t>(apart);
-    lines_ = at_ < end ? (end - at_) / kLine : 0;
+    stride_ = stride;
+    touches_ = at_ < end ? (end - at_) / stride : 0;
   }
   void touch() {
-    if (lines_ == 0) return;
-    --lines_;
+    if (touches_ == 0) return;
+    --touches_;
     __builtin_prefetch(reinterpret_cast<const void*>(at_), 0, 2);
-    if (apart_ != 0) __builtin_prefetch(reinterpret_cast<const void*>(at_ + apart_), 0, 2);
-    at_ += kLine;
+    __builtin_prefetch(reinterpret_cast<const void*>(at_ + apart_), 0, 2);
+    at_ += stride_;
   }
-  // Lines that are still to be fetched before `end`.
-  std::size_t lines_before(const Byte* end) const {
+  // Touches until the first stream reaches `end`.
+  std::size_t touches_before(const Byte* end) const {
     const auto stop = reinterpret_cast<std::uintptr_t>(end);
-    return at_ < stop ? std::min(lines_, (stop - at_) / kLine + 1) : 0;
+    return at_ < stop ? std::min(touches_, (stop - at_) / stride_ + 1) : 0;
   }
 
  private:
-  static constexpr std::size_t kLine = 64;
-  std::uintptr_t at_ = 0, apart_ = 0;
-  std::size_t lines_ = 0;
+  std::uintptr_t at_ = 0, apart_ = 0, stride_ = 1;
+  std::size_t touches_ = 0;
 };
 
 // What a set read from hostile bytes took, or why it is refused.

@@ -11,6 +11,7 @@ namespace {
 // From this share of changed elements on (1 / 32) nearly every line of a target is touched: lines are then fetched in
 // order, below it only those that will be written.
 constexpr std::size_t kDenseShare = 32;
+constexpr std::size_t kLine = 64;
 constexpr std::size_t kAheadBytes = std::size_t{256} << 10;  // of one stream; both stay well within L2
 
 std::size_t block_elements(const Shape& shape, std::size_t b) {
@@ -75,7 +76,7 @@ bool put_blocks(const Body& body, const Shape& shape, Form form, const Byte* bas
     const std::size_t universe = block_elements(shape, b), at = b * kBlock * static_cast<std::size_t>(shape.width);
     const std::size_t n =
         body.scan(base + at, next + at, universe, shape.width, form, work.changed[0].data(), values + pending);
-    work.ahead.aim(base + at + universe * static_cast<std::size_t>(shape.width), next - base, kAheadBytes);
+    work.ahead.aim(base + at + universe * static_cast<std::size_t>(shape.width), next - base, kLine, kAheadBytes);
     put_positions(body, b, n, universe, work, planes);
     planes.changed += n;
     pending += n;
@@ -179,7 +180,7 @@ template <typename E, typename V, Sink kSink>
 void scatter_dense(const Changes& changes, std::size_t from, std::size_t n, const V* values, Ahead& ahead) {
   constexpr std::size_t kStep = 16;
   const Byte* const next_end = changes.target + 2 * kBlock * sizeof(E);
-  const std::size_t per_step = ahead.lines_before(next_end) * kStep / (changes.count - from) + 1;
+  const std::size_t per_step = ahead.touches_before(next_end) * kStep / (changes.count - from) + 1;
   for (std::size_t i = 0; i < n; i += kStep) {
     for (std::size_t l = 0; l < per_step; ++l) ahead.touch();
     scatter<E, V, kSink>(changes, from + i, std::min(kStep, n - i), values + i, {});
@@ -283,7 +284,7 @@ class Walk {
     dense_ = target_ != nullptr && changed_ * kDenseShare >= static_cast<std::size_t>(shape_.elements);
     work_.ahead = {};
     for (std::size_t b = 0; b < block_count(shape_); ++b) {
-      if (dense_) work_.ahead.aim(target_ + b * kBlock * sizeof(E), 0, kAheadBytes);
+      if (dense_) work_.ahead.aim(target_ + b * kBlock * sizeof(E), kLine, 2 * kLine, kAheadBytes);
       if (!positions(b, now) || !put(before, now)) return false;
       before = now;
     }

@@ -325,9 +325,8 @@ HWY_INLINE std::size_t scan_with(const Byte* base, const Byte* next, std::size_t
                                  V* values) {
   __m512i index = load(kIota16.data());
   const __m512i advance = set16(static_cast<int>(Step::kLanes));
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < n; i += Step::kLanes) {
-    const __mmask32 valid = n - i >= Step::kLanes ? first<__mmask32>(Step::kLanes) : first<__mmask32>(n - i);
+  std::size_t found = 0, i = 0;
+  const auto step = [&](__mmask32 valid) {
     __mmask32 m;
     __m512i v;
     fetch(base + i * kWidth);
@@ -337,7 +336,10 @@ HWY_INLINE std::size_t scan_with(const Byte* base, const Byte* next, std::size_t
     store(values + found, v);
     found += popcount(m);
     index = _mm512_add_epi16(index, advance);
-  }
+  };
+  constexpr auto kAll = static_cast<__mmask32>((std::uint64_t{1} << Step::kLanes) - 1);
+  for (; i + Step::kLanes <= n; i += Step::kLanes) step(kAll);
+  if (i < n) step(first<__mmask32>(n - i));
   return found;
 }
 
