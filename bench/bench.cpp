@@ -139,8 +139,8 @@ std::uint64_t scan_two(const std::byte* a, const std::byte* b, std::int64_t byte
   Lane s[4] = {};
   std::int64_t i = 0;
   for (; i + 64 <= bytes; i += 64) {
-    __builtin_prefetch(a + i + 1024, 0, 3);
-    __builtin_prefetch(b + i + 1024, 0, 3);
+    __builtin_prefetch(a + i + 2048, 0, 3);
+    __builtin_prefetch(b + i + 2048, 0, 3);
 #pragma GCC unroll 2
     for (int k = 0; k < 2; ++k) {
       s[k] += *reinterpret_cast<const Lane*>(a + i + 32 * k);

@@ -166,14 +166,16 @@ struct Changes {
 // or its share of `ahead`.
 template <typename E, typename V, Sink kSink>
 void scatter(const Changes& changes, std::size_t from, std::size_t n, const V* values, const Changes& next) {
-  const std::size_t fetched = std::clamp(next.count, from, from + n);
-  std::size_t i = from;
+  // Copies: what is written through `target` could else be any of them.
+  const Pos *const at = changes.at + from, *const next_at = next.at == nullptr ? nullptr : next.at + from;
+  Byte *const target = changes.target, *const next_target = next.target;
+  const std::size_t fetched = std::clamp(next.count, from, from + n) - from;
+  std::size_t i = 0;
   for (; i < fetched; ++i) {
-    __builtin_prefetch(next.target + next.at[i] * sizeof(E), 0, 2);
-    put_element<E>(kSink, changes.target + changes.at[i] * sizeof(E), static_cast<E>(values[i - from]));
+    __builtin_prefetch(next_target + next_at[i] * sizeof(E), 0, 2);
+    put_element<E>(kSink, target + at[i] * sizeof(E), static_cast<E>(values[i]));
   }
-  for (; i < from + n; ++i)
-    put_element<E>(kSink, changes.target + changes.at[i] * sizeof(E), static_cast<E>(values[i - from]));
+  for (; i < n; ++i) put_element<E>(kSink, target + at[i] * sizeof(E), static_cast<E>(values[i]));
 }
 
 template <typename E, typename V, Sink kSink>
@@ -284,7 +286,7 @@ class Walk {
     dense_ = target_ != nullptr && changed_ * kDenseShare >= static_cast<std::size_t>(shape_.elements);
     work_.ahead = {};
     for (std::size_t b = 0; b < block_count(shape_); ++b) {
-      if (dense_) work_.ahead.aim(target_ + b * kBlock * sizeof(E), kLine, 2 * kLine, kAheadBytes);
+      if (dense_) work_.ahead.aim(target_ + b * kBlock * sizeof(E), 0, kLine, kAheadBytes);
       if (!positions(b, now) || !put(before, now)) return false;
       before = now;
     }

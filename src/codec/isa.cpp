@@ -8,6 +8,7 @@
 #include "codec/frame.h"
 #include "codec/planes-inl.h"
 #include "codec/scan-inl.h"
+#include "codec/values-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -17,12 +18,14 @@ Body make_body() {
   Body body = kScalarBody;
   use_scan(body);
   use_planes(body);
+  use_values(body);
   return body;
 }
 }  // namespace refit::codec::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include <algorithm>
 #include <string>
 
 namespace refit::codec {
