@@ -133,7 +133,7 @@ void setup_stat(CLI::App& parent, Context& context) {
   });
 }
 
-void setup(CLI::App& app, Context& context) {
+void setup_delta(CLI::App& app, Context& context) {
   CLI::App* command =
       app.add_subcommand("delta", "Deltas of safetensors files: only what changed, near the entropy bound");
   command->require_subcommand(1);
@@ -143,7 +143,7 @@ void setup(CLI::App& app, Context& context) {
   setup_stat(*command, context);
 }
 
-REFIT_COMMAND("delta", setup);
+REFIT_COMMAND("delta", setup_delta);
 
 }  // namespace
 }  // namespace refit::cli
