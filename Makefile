@@ -33,7 +33,7 @@ test-full: test build-tsan ## the long form: also the fast set under TSan, long 
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
 
 bench: build ## figures, each beside its ceiling of the same run
-	@for b in shm gather digest plan; do build/release/cli/refit bench $$b; done
+	@for b in shm gather digest delta plan; do build/release/cli/refit bench $$b; done
 
 check-gpu: ## runs the GPU checks, or says what they lack
 	@scripts/check_gpu.sh

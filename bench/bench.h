@@ -74,6 +74,8 @@ std::string machine();
 // Ceilings on the given buffers with `threads` threads: works for median_seconds_in_turn.
 std::function<void()> memcpy_work(ThreadPool& pool, std::byte* dst, const std::byte* src, std::int64_t bytes);
 std::function<void()> read_work(ThreadPool& pool, const std::byte* src, std::int64_t bytes);
+// Reads `a` and `b`, `bytes` of each, side by side.
+std::function<void()> read_two_work(ThreadPool& pool, const std::byte* a, const std::byte* b, std::int64_t bytes);
 
 Result<std::vector<Row>> bench_gather(const Options& options);
 Result<std::vector<Row>> bench_digest(const Options& options);

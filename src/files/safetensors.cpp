@@ -103,13 +103,19 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file) {
   if (length > file.size() - 8)
     return corrupt_file("the header claims " + std::to_string(length) + " bytes, the file has " +
                    std::to_string(file.size() - 8));
-  const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, static_cast<std::size_t>(length));
+  const auto head = file.first(8 + static_cast<std::size_t>(length));
+  return parse_safetensors_head(head, static_cast<std::int64_t>(file.size() - head.size()));
+}
+
+Result<SafetensorsHeader> parse_safetensors_head(std::span<const std::byte> head, std::int64_t data_bytes) {
+  if (head.size() < 8) return corrupt_file("the header has " + std::to_string(head.size()) + " bytes");
+  const std::size_t length = head.size() - 8;
+  const std::string_view text(reinterpret_cast<const char*>(head.data()) + 8, length);
   if (text.empty() || text[0] != '{') return corrupt_file("the header does not start with '{'");
   if (Status valid = model::check_json(text); !valid.ok()) return corrupt_file("header: " + valid.error().message);
   const json header = json::parse(text, nullptr, false);
   SafetensorsHeader out;
-  out.data_offset = 8 + static_cast<std::int64_t>(length);
-  const std::int64_t data_bytes = static_cast<std::int64_t>(file.size()) - out.data_offset;
+  out.data_offset = static_cast<std::int64_t>(head.size());
   for (const auto& [name, value] : header.items()) {
     if (name == "__metadata__") {
       REFIT_TRY(read_metadata(value, out));

@@ -28,6 +28,8 @@ inline constexpr std::int64_t kMaxHeaderBytes = 100 << 20;
 // Checks the whole header against the file: lengths, keys, dtypes, shapes, and data that covers the rest of the file
 // without gap or overlap. Nothing is allocated in proportion to a claimed size. Errors: kCorrupt, naming the tensor.
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file);
+// The same for a header kept apart (length and JSON) from `data_bytes` of data.
+Result<SafetensorsHeader> parse_safetensors_head(std::span<const std::byte> head, std::int64_t data_bytes);
 
 // "BF16" and the like; kUnsupported for dtypes that Refit has no name for.
 Result<DType> safetensors_dtype(std::string_view name);

@@ -12,6 +12,7 @@ ARROWS = {
     "core": set(),
     "kernel": {"core"},
     "memory": {"core"},
+    "codec": {"core", "memory", "kernel"},
     "wire": {"core"},
     "model": {"core"},
     "files": {"core", "memory", "model"},
@@ -26,7 +27,7 @@ ARROWS["sync"] = set(ARROWS)
 # Prefix of a vendor header -> rooms (and tops) whose *sources* may include it. Movers are named transport/<mover>.
 VENDOR = {
     "xxhash.h": {"core"}, "xxh_x86dispatch.h": {"core"},
-    "hwy/": {"kernel"},
+    "hwy/": {"kernel", "codec"},
     "nlohmann/": {"model", "files", "sync", "cli", "bench", "coordinator", "agent"},
     "flatbuffers/": {"wire"},
     "zmq.hpp": {"transport/zmq"}, "zmq.h": {"transport/zmq"},
