@@ -77,6 +77,7 @@ Row head();
 Row input_norm();
 Row qkv(std::string_view when, bool bias);
 Row output_projection();
+Row output_bias(std::string_view when);
 Row head_norm(std::string_view which);
 Row post_attention_norm(Where where);
 Row gate_up(Where where);

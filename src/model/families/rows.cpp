@@ -54,6 +54,13 @@ Row output_projection() {
           .megatron = REFIT_DECODER "self_attention.linear_proj.weight"};
 }
 
+Row output_bias(std::string_view when) {
+  return {.where = Where::kEveryLayer,
+          .when = when,
+          .members = {{REFIT_LAYER "self_attn.o_proj.bias", "H"}},
+          .megatron = REFIT_DECODER "self_attention.linear_proj.bias"};
+}
+
 Row head_norm(std::string_view which) {
   const bool q = which == "q";
   return {.where = Where::kEveryLayer,
