@@ -11,13 +11,6 @@ namespace {
 // Changes when the meaning of a table entry does.
 constexpr std::string_view kRulesVersion = "refit rules 2";
 
-bool in_order(const Holding& a, const Holding& b) {
-  if (a.tensor != b.tensor) return a.tensor < b.tensor;
-  for (std::size_t f = 0; f < std::min(a.box.size(), b.box.size()); ++f)
-    if (a.box[f].lo != b.box[f].lo) return a.box[f].lo < b.box[f].lo;
-  return a.offset < b.offset;
-}
-
 bool lies_in(const PatternShard& shard, const Lie& lie, std::int64_t item) {
   if (shard.box != lie.box || shard.view != lie.view) return false;
   for (std::size_t f = 0; f < lie.strides.size(); ++f)
@@ -269,12 +262,14 @@ Result<RuleLayout::Template> RuleLayout::one_template(const ActiveRow& row, cons
   return t;
 }
 
-Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow& row, const Coordinates& at) const {
+Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow& row, const Coordinates& at,
+                                                                std::int64_t experts) const {
   std::vector<Template> out;
+  if (row.nowhere()) return out;
   const Interval picked = row.picks ? experts_at(row, at) : Interval{0, 1};
   for (std::int64_t e = picked.lo; e < picked.hi; ++e)
     for (std::size_t m = 0; m < row.own_members(); ++m) {
-      Frame frame{&row.symbols, &meshes_[row.grid], &at, row.shapes, row.experts, e};
+      Frame frame{&row.symbols, &meshes_[row.grid], &at, row.shapes, experts, e};
       if (row.split()) frame.members = {row.shapes[m]};
       REFIT_ASSIGN(out.emplace_back(), one_template(row, frame, m));
     }
@@ -320,8 +315,9 @@ std::string RuleLayout::parameter_name(const Slot& slot) const {
     const Coordinates first(meshes_[row.grid].axes().size(), 0);
     expert %= std::max<std::int64_t>(1, experts_at(row, first).size());
   }
+  if (!side_->stages) return config_.name(name, layer, expert);
   name = instantiate(name, spot.layer, draft, expert);
-  if (!side_->stages || spec_.number("vpp") == 1) return name;
+  if (spec_.number("vpp") == 1) return name;
   return "chunk" + std::to_string(spot.chunk) + "." + name;
 }
 
@@ -338,7 +334,8 @@ Status RuleLayout::build_slots() {
             Slot s{static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(l),    static_cast<std::int64_t>(e),
                    static_cast<int>(m),           static_cast<std::uint32_t>(copy), {}};
             const TensorId id = ids_[rows_[r].index(l, s.expert, rows_[r].member_in(m))];
-            s.dtype = made.rows[r][m].cast.value_or(catalogue_.tensors[id.value].dtype);
+            s.dtype = catalogue_.tensors[id.value].dtype;
+            if (!made.rows[r].empty()) s.dtype = made.rows[r][m].cast.value_or(s.dtype);
             named.emplace_back(parameter_name(s), s);
           }
   std::vector<std::uint32_t> order(named.size());
@@ -373,26 +370,43 @@ Result<RankLayout> RuleLayout::expand(Rank rank) const {
   REFIT_ASSIGN(const Made made, make_all(rank));
   REFIT_ASSIGN(const std::vector<std::int64_t> at, offsets(made));
   RankLayout out{.rank = rank, .host = host(rank), .buffers = {}, .holdings = {}, .parameters = {}};
+  // Ordered before the holdings are made: these are small, holdings are not.
+  struct Key {
+    TensorId tensor;
+    const Template::Part* part;
+    std::int64_t offset, item;
+    DType dtype;
+  };
+  std::vector<Key> keys;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const Slot& s = slots_[i];
     const Template* t = find(made, s);
     if (!t) continue;
     const std::int64_t item = item_size(s.dtype);
-    for (const Template::Part& part : t->parts) {
-      const TensorId id = ids_[rows_[s.row].index(s.layer, part.expert >= 0 ? part.expert : s.expert, part.member)];
-      Holding h{.tensor = id,
-                .buffer = 0,
-                .view = part.lie.view,
-                .box = part.lie.box,
-                .offset = at[i] + part.lie.offset * item,
-                .strides = part.lie.strides,
-                .dtype = s.dtype};
-      for (std::int64_t& stride : h.strides) stride *= item;
-      out.holdings.push_back(std::move(h));
-    }
+    for (const Template::Part& part : t->parts)
+      keys.push_back({ids_[rows_[s.row].index(s.layer, part.expert >= 0 ? part.expert : s.expert, part.member)], &part,
+                      at[i] + part.lie.offset * item, item, s.dtype});
     out.parameters.push_back({parameter_name(s), t->shape, s.dtype, 0, at[i], std::string(t->value)});
   }
-  std::sort(out.holdings.begin(), out.holdings.end(), in_order);
+  std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
+    if (a.tensor != b.tensor) return a.tensor < b.tensor;
+    const Box &x = a.part->lie.box, &y = b.part->lie.box;
+    for (std::size_t f = 0; f < std::min(x.size(), y.size()); ++f)
+      if (x[f].lo != y[f].lo) return x[f].lo < y[f].lo;
+    return a.offset < b.offset;
+  });
+  out.holdings.reserve(keys.size());
+  for (const Key& k : keys) {
+    Holding& h = out.holdings.emplace_back();
+    h = {.tensor = k.tensor,
+         .buffer = 0,
+         .view = k.part->lie.view,
+         .box = k.part->lie.box,
+         .offset = k.offset,
+         .strides = k.part->lie.strides,
+         .dtype = k.dtype};
+    for (std::int64_t& stride : h.strides) stride *= k.item;
+  }
   out.buffers.push_back({.name = "weights", .bytes = at.back(), .fill = 0, .file = {}});
   return out;
 }

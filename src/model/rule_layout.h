@@ -59,6 +59,10 @@ struct ActiveRow {
 
   bool stacked() const { return per == Per::kStack || per == Per::kStackEach; }
   bool split() const { return per == Per::kTensor || per == Per::kStackEach; }
+  // This side has no place for any of it.
+  bool nowhere() const {
+    return std::ranges::all_of(spots, [](const Spot& s) { return s.stage < 0; });
+  }
   std::size_t copies() const { return 1 + extra.size(); }
   // Parameters of one layer: experts, and members, that are not in one.
   std::size_t own_experts() const { return static_cast<std::size_t>(parameter_experts); }
@@ -146,7 +150,11 @@ class RuleLayout final : public Layout {
   Status build_slots();
   void seal();
   // The arrays of a row at a place in its mesh.
-  Result<std::vector<Template>> templates(const ActiveRow& row, const Coordinates& at) const;
+  Result<std::vector<Template>> templates(const ActiveRow& row, const Coordinates& at) const {
+    return templates(row, at, row.experts);
+  }
+  // With the first `experts` of a stack only.
+  Result<std::vector<Template>> templates(const ActiveRow& row, const Coordinates& at, std::int64_t experts) const;
   Result<Template> one_template(const ActiveRow& row, const Frame& frame, std::size_t member) const;
   Result<Made> make_all(Rank rank) const;
   Interval experts_at(const ActiveRow& row, const Coordinates& at) const;

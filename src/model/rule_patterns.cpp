@@ -99,6 +99,17 @@ std::vector<bool> fixed_axes(const ActiveRow& row, const Mesh& mesh) {
   return fixed;
 }
 
+// Does a row lay its experts in a stack that no rank takes only a part of?
+bool experts_alike(const ActiveRow& row, const Mesh& mesh) {
+  const Coordinates origin(mesh.axes().size(), 0);
+  bool after = false;
+  for (const Op& op : row.programs[0]) {
+    if (after && op.code == OpCode::kCut && mesh.part(op.cut.over, origin).count > 1) return false;
+    after = after || op.code == OpCode::kStack;
+  }
+  return after;
+}
+
 // To the next place of the axes in `walked`; false after the last.
 bool advance(const Mesh& mesh, const std::vector<bool>& walked, Coordinates& at) {
   for (std::size_t a = at.size(); a-- > 0;) {
@@ -113,6 +124,7 @@ bool advance(const Mesh& mesh, const std::vector<bool>& walked, Coordinates& at)
 
 // Shards at the first stage and expert rank, from which all others follow by adding to the ranks.
 struct RuleLayout::RowShards {
+  bool alike = false;          // no rank has other experts of a stack than another: one speaks for all
   std::vector<Lyings> lyings;  // by expert (where the array holds a stack) and member
   std::vector<std::pair<std::uint32_t, std::uint32_t>> free;
   std::optional<DType> cast;
@@ -129,10 +141,12 @@ Result<RuleLayout::RowShards> RuleLayout::row_shards(const ActiveRow& row) const
   }
   RowShards out;
   out.free = mesh.free_axes(taken);
-  out.lyings.resize(static_cast<std::size_t>(row.stacks ? row.experts : 1) * row.shapes.size());
+  out.alike = experts_alike(row, mesh);
+  const std::int64_t experts = out.alike ? 1 : row.experts;
+  out.lyings.resize(static_cast<std::size_t>(row.stacks ? experts : 1) * row.shapes.size());
   Coordinates at(mesh.axes().size(), 0);
   do {
-    REFIT_ASSIGN(const std::vector<Template> made, templates(row, at));
+    REFIT_ASSIGN(const std::vector<Template> made, templates(row, at, experts));
     const auto first = static_cast<std::uint32_t>(mesh.rank(at));
     for (const Template& t : made) {
       out.cast = t.cast;  // one for the row, by its table
@@ -180,7 +194,8 @@ Status RuleLayout::build_patterns() const {
       for (std::int64_t e = 0; e < row.experts; ++e)
         for (std::size_t m = 0; m < row.shapes.size(); ++m) {
           const TensorId id = ids_[row.index(l, e, static_cast<int>(m))];
-          const std::size_t which = (row.stacks ? static_cast<std::size_t>(e) : 0) * row.shapes.size() + m;
+          const std::size_t which =
+              (row.stacks && !made.alike ? static_cast<std::size_t>(e) : 0) * row.shapes.size() + m;
           const std::tuple key(which, catalogue_.tensors[id.value].dtype, row.spots[l].stage, by_rank ? e / each : 0);
           auto found = mine.find(key);
           if (found == mine.end())

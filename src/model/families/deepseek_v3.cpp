@@ -14,7 +14,7 @@ constexpr std::string_view kAll = "*|mtp", kMoe = "moe|mtp";
 // Narrow projections: one parameter of an engine, two of Megatron, which cuts them only without Transformer Engine.
 std::vector<Row> latent_rows() {
   using namespace op;
-  const Program together{load(0), load(1), concat(0, 2)}, cut_when_local{load(0), cut(0, CutRule::kEven, "tp_local")};
+  const Program together{load(0), load(1), concat(0, 2)}, cut_when_local{load(0), cut(0, CutRule::kEven, "tp(local)")};
   const Member q{REFIT_LAYER "self_attn.q_a_proj.weight", "ql,H"},
       kv{REFIT_LAYER "self_attn.kv_a_proj_with_mqa.weight", "kl+dr,H"};
   return {{.where = kAll,

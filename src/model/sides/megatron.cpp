@@ -66,12 +66,12 @@ std::vector<std::string> megatron_names(const Spec& spec, const ModelConfig&, co
   return out;
 }
 
-// "tp_local" is tp in modules that Transformer Engine would replicate.
+// "tp(local)" is tp in modules that Transformer Engine would replicate.
 // Ranks of one pipeline stage, twice: as the model's tp·cp·dp and as the experts' etp·ep·edp; the last varies fastest.
 std::vector<std::vector<Mesh::Axis>> megatron_grids(const Spec& spec) {
   const std::int64_t pp = spec.number("pp"), tp = spec.number("tp"), cp = spec.number("cp"), dp = spec.number("dp"),
                      ep = spec.number("ep"), etp = spec.number("etp");
-  return {{{"pp", pp}, {"dp", dp}, {"cp", cp}, {local(spec) ? "tp|tp_local" : "tp", tp}},
+  return {{{"pp", pp}, {"dp", dp}, {"cp", cp}, {local(spec) ? "tp|tp(local)" : "tp", tp}},
           {{"pp", pp}, {"edp", tp * cp * dp / (ep * etp)}, {"ep", ep}, {"moe_tp", etp}}};
 }
 
