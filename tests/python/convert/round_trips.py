@@ -96,6 +96,119 @@ def round_trips(base, name):
     return len(SPECS) + (len(MOE) if moe else 0)
 
 
+def cut(a, parts, part, axis=0):
+    return np.split(a, parts, axis=axis)[part]
+
+
+def f32(a):
+    return (a.astype(np.uint32) << 16).view(np.float32)
+
+
+def references(base):
+    """Some parameters of the harder families, by formulas of their own."""
+    checked = 0
+
+    def compare(name, spec, formula):
+        nonlocal checked
+        source = base / name
+        if not source.exists():
+            tiny.write(source, name)
+        t = tiny.read_all(source, "model")
+        refit("--model", source, "--to", spec, "--out", base / "out")
+        for rank in range(len(json.loads((base / "out/layout.json").read_text())["ranks"])):
+            held = tiny.read_all(base / "out", f"rank{rank}")
+            for parameter, want in formula(t, rank).items():
+                assert np.array_equal(held[parameter], want) and held[parameter].dtype == want.dtype, f"{name} {spec} rank {rank}: {parameter}"
+                checked += 1
+        shutil.rmtree(base / "out")
+
+    groups, values, hk, hv, q, kv, hd = 4, 2, 3, 5, 8, 4, 6  # key heads, value heads of each, and sizes of tiny.delta
+
+    def grouped(t):  # q, k, v, z, b, a of Qwen3-Next, in head order
+        x = t["model.layers.0.linear_attn.in_proj_qkvz.weight"].reshape(groups, -1, 12)
+        y = t["model.layers.0.linear_attn.in_proj_ba.weight"].reshape(groups, -1, 12)
+        edges = np.cumsum([hk, hk, values * hv])
+        return [part.reshape(-1, 12) for part in np.split(x, edges, axis=1) + np.split(y, [values], axis=1)]
+
+    def flat(t):  # the same of Qwen3.5
+        a = "model.layers.0.linear_attn.in_proj_"
+        return np.split(t[a + "qkv.weight"], [groups * hk, 2 * groups * hk]) + [t[a + f"{x}.weight"] for x in "zba"]
+
+    def gated_qkv(t):
+        p = "model.layers.1.self_attn."
+        both = t[p + "q_proj.weight"].reshape(kv, q // kv, 2, hd, 12)
+        k, v = (t[p + f"{x}_proj.weight"].reshape(kv, hd, 12) for x in "kv")
+        return np.concatenate([np.concatenate([both[g, :, 0].reshape(-1, 12), both[g, :, 1].reshape(-1, 12), k[g], v[g]]) for g in range(kv)])
+
+    def conv(t, rank):
+        parts = np.split(t["model.layers.0.linear_attn.conv1d.weight"], [groups * hk, 2 * groups * hk])
+        return np.concatenate([cut(part, 2, rank) for part in parts])
+
+    def delta_megatron(inputs):
+        return lambda t, rank: {
+            "decoder.layers.0.self_attention.in_proj.weight": np.concatenate([cut(part, 2, rank) for part in inputs(t)]),
+            "decoder.layers.0.self_attention.conv1d.weight": conv(t, rank),
+            "decoder.layers.0.self_attention.out_norm.weight": f32(t["model.layers.0.linear_attn.norm.weight"]) - np.float32(1),
+            "decoder.layers.0.self_attention.out_proj.weight": cut(t["model.layers.0.linear_attn.out_proj.weight"], 2, rank, 1),
+            "decoder.layers.1.self_attention.linear_qkv.weight": cut(gated_qkv(t), 2, rank)}
+
+    def delta_vllm(joined):
+        def formula(t, rank):
+            a = "model.layers.0.linear_attn."
+            out = {a + "conv1d.weight": conv(t, rank), a + "A_log": cut(f32(t[a + "A_log"]), 2, rank), a + "dt_bias": cut(t[a + "dt_bias"], 2, rank)}
+            if joined:
+                parts = flat(t)
+                return out | {a + "in_proj_qkvz.weight": np.concatenate([cut(x, 2, rank) for x in parts[:4]]), a + "in_proj_ba.weight": np.concatenate([cut(x, 2, rank) for x in parts[4:]])}
+            return out | {a + "in_proj_qkvz.weight": cut(t[a + "in_proj_qkvz.weight"], 2, rank), a + "in_proj_ba.weight": cut(t[a + "in_proj_ba.weight"], 2, rank)}
+        return formula
+
+    compare("qwen3_next", "megatron:tp=2", delta_megatron(grouped))
+    compare("qwen3_5_moe", "megatron:tp=2", delta_megatron(flat))
+    compare("qwen3_next", "vllm:tp=2,draft=skip", delta_vllm(False))
+    compare("qwen3_5", "vllm:tp=2", delta_vllm(True))
+
+    e = "model.layers.2.mlp.experts."
+
+    def oss_vllm(t, rank):
+        w13, w2 = t[e + "gate_up_proj"], t[e + "down_proj"]
+        return {e + "routed_experts.w13_weight": cut(w13, 4, rank, 2).transpose(0, 2, 1), e + "routed_experts.w13_bias": cut(t[e + "gate_up_proj_bias"], 4, rank, 1),
+                e + "routed_experts.w2_weight": cut(w2, 4, rank, 1).transpose(0, 2, 1), e + "routed_experts.w2_bias": t[e + "down_proj_bias"] * np.uint16(rank == 0),
+                "model.layers.2.attn.sinks": cut(t["model.layers.2.self_attn.sinks"], 4, rank)}
+
+    def oss_megatron(t, rank):
+        out, m = {}, "decoder.layers.2.mlp.experts."
+        width, group = rank % 2, rank // 2
+        for j in range(4):
+            x = group * 4 + j
+            for kind, a in (("weight", t[e + "gate_up_proj"][x].T), ("bias", t[e + "gate_up_proj_bias"][x])):
+                out[m + f"linear_fc1.{kind}{j}"] = np.concatenate([cut(a[0::2], 2, width), cut(a[1::2], 2, width)])
+            out[m + f"linear_fc2.weight{j}"] = cut(t[e + "down_proj"][x].T, 2, width, 1)
+            out[m + f"linear_fc2.bias{j}"] = t[e + "down_proj_bias"][x]
+        return out
+
+    compare("gpt_oss", "vllm:tp=4", oss_vllm)
+    compare("gpt_oss", "megatron:tp=2,ep=2,etp=2", oss_megatron)
+
+    def latent_vllm(t, rank):
+        p = "model.layers.2."
+        s, g = p + "self_attn.", p + "mlp."
+        out = {s + "fused_qkv_a_proj.weight": np.concatenate([t[s + "q_a_proj.weight"], t[s + "kv_a_proj_with_mqa.weight"]]), g + "gate.e_score_correction_bias": t[g + "gate.e_score_correction_bias"],
+               g + "shared_experts.gate_up_proj.weight": np.concatenate([cut(t[g + f"shared_experts.{x}_proj.weight"], 4, rank) for x in ("gate", "up")])}
+        for x in ("q_b", "kv_b"):
+            out[s + x + "_proj.weight"] = cut(t[s + x + "_proj.weight"], 4, rank)
+        return out
+
+    def latent_megatron(t, rank):
+        p, m = "model.layers.4.", "mtp.layers.0."
+        inner = m + "mtp_model_layer."
+        return {} if rank < 2 else {m + "eh_proj.weight": cut(t[p + "eh_proj.weight"], 2, rank % 2), m + "final_layernorm.weight": t[p + "shared_head.norm.weight"], inner + "mlp.router.expert_bias": t[p + "mlp.gate.e_score_correction_bias"],
+                                    inner + "self_attention.linear_kv_down_proj.weight": t[p + "self_attn.kv_a_proj_with_mqa.weight"], inner + "self_attention.linear_kv_up_proj.weight": cut(t[p + "self_attn.kv_b_proj.weight"], 2, rank % 2)}
+
+    compare("kimi_k2", "vllm:tp=4", latent_vllm)
+    compare("deepseek_v3", "megatron:tp=2,pp=2", latent_megatron)
+    print(f"{checked} parameters agree with formulas")
+
+
 def shards_and_naming(base):
     source = base / "hf"
     _, tensors = tiny.write(source, "qwen3_moe")
@@ -167,7 +280,7 @@ def main():
     for name in tiny.FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             trips += round_trips(pathlib.Path(folder), name)
-    for part in (shards_and_naming, refusals):
+    for part in (references, shards_and_naming, refusals):
         with tempfile.TemporaryDirectory() as folder:
             part(pathlib.Path(folder))
     print(f"{trips} round trips of {len(tiny.FAMILIES)} checkpoints restore every byte")
