@@ -23,7 +23,7 @@ constexpr PlanCase kCases[] = {
     {"plan.qwen3-30b-a3b.10k", "qwen3-30b-a3b", "fsdp=2500,tp=4", "vllm:tp=4,replicas=2500", false},
 };
 
-plan::Options options_of(const Case& c) {
+plan::Options options_of(const PlanCase& c) {
   plan::Options out;
   out.partial = c.partial;
   return out;

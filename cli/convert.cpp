@@ -14,8 +14,8 @@ namespace {
 
 struct ConvertArgs {
   std::string model, from = "hf", to, out;
-  std::string bucket_bytes = "32MiB", staging_bytes = "256MiB", shard_bytes = "5GiB";
-  std::vector<std::string> allow_cast;
+  std::string shard_bytes = "5GiB";
+  PlanSizes sizes;
 };
 
 using LayoutPtr = std::shared_ptr<const model::Layout>;
@@ -58,12 +58,8 @@ Result<Ends> from_ranks(const ConvertArgs& args, const plan::Options& options) {
 }
 
 Status run(const ConvertArgs& args, const Context& context) {
-  plan::Options options;
-  options.files = true;
+  REFIT_ASSIGN(plan::Options options, args.sizes.options());
   options.values = true;
-  options.allow_cast = args.allow_cast;
-  REFIT_ASSIGN(options.bucket_bytes, parse_bytes(args.bucket_bytes, "--bucket-bytes"));
-  REFIT_ASSIGN(options.staging_bytes, parse_bytes(args.staging_bytes, "--staging-bytes"));
   REFIT_ASSIGN(const std::int64_t shard_bytes, parse_bytes(args.shard_bytes, "--shard-bytes"));
   REFIT_TRY(check_out(args.out));
   const std::int64_t start = monotonic_ns();
@@ -98,7 +94,7 @@ Status run(const ConvertArgs& args, const Context& context) {
   return {};
 }
 
-void setup(CLI::App& app, Context& context) {
+void setup_convert(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand(
       "convert", "A checkpoint as the files of any layout (rank<R>.safetensors and layout.json), and back");
   auto args = std::make_shared<ConvertArgs>();
@@ -108,19 +104,14 @@ void setup(CLI::App& app, Context& context) {
   command->add_option("--out", args->out, "Directory to create; appears complete or not at all")->required();
   command->add_option("--shard-bytes", args->shard_bytes, "Largest file; a longer one becomes shards")
       ->capture_default_str();
-  command->add_option("--bucket-bytes", args->bucket_bytes, "Largest bucket (refit.bucket_bytes)")
-      ->capture_default_str();
-  command->add_option("--staging-bytes", args->staging_bytes, "Working memory (refit.staging_bytes)")
-      ->capture_default_str();
-  command->add_option("--allow-cast", args->allow_cast,
-                      "Tensor name pattern (* = any text) whose casts and transforms may lose values; may be repeated");
+  args->sizes.declare(*command);
   command->add_flag("--json", context.json, "One JSON object on stdout");
   command->callback([args, &context] {
     if (Status s = run(*args, context); !s.ok()) fail(context, s.error());
   });
 }
 
-REFIT_COMMAND("convert", setup);
+REFIT_COMMAND("convert", setup_convert);
 
 }  // namespace
 }  // namespace refit::cli

@@ -12,21 +12,21 @@ namespace {
 
 constexpr std::size_t kNamesShown = 5;
 
-std::string some(const std::vector<std::string>& names) {
+std::string names_text(const std::vector<std::string>& names) {
   std::string out;
   for (std::size_t i = 0; i < std::min(names.size(), kNamesShown); ++i) out += (i ? ", " : "") + names[i];
   return names.size() > kNamesShown ? out + fmt::format(" and {} more", names.size() - kNamesShown) : out;
 }
 
-std::string dims_text(const Dims& dims) { return fmt::format("[{}]", fmt::join(dims, ", ")); }
+std::string shape_text(const Dims& dims) { return fmt::format("[{}]", fmt::join(dims, ", ")); }
 
-std::int64_t bytes_of(const model::Parameter& p) { return elements(whole(p.shape)) * item_size(p.dtype); }
+std::int64_t parameter_bytes(const model::Parameter& p) { return elements(whole(p.shape)) * item_size(p.dtype); }
 
 // The logical tensor that a transformed parameter's values come from; transforms are of whole tensors, elementwise.
 const model::LogicalTensor& logical_of(const model::Layout& layout, const model::RankLayout& held,
                                        const model::Parameter& p) {
   const auto at = std::find_if(held.holdings.begin(), held.holdings.end(), [&](const model::Holding& h) {
-    return h.offset >= p.offset && h.offset < p.offset + bytes_of(p);
+    return h.offset >= p.offset && h.offset < p.offset + parameter_bytes(p);
   });
   REFIT_CHECK(at != held.holdings.end());
   return layout.catalogue().tensors[at->tensor.value];
@@ -61,7 +61,7 @@ Status ParameterMemory::add_rank(const model::Layout& layout, Rank rank,
     if (t.shape != p.shape || t.dtype != p.dtype)
       return Error(Code::kMismatch,
                    fmt::format("{}: {} is {} {}, the layout says {} {}", where, p.name, to_string(t.dtype),
-                               dims_text(t.shape), to_string(p.dtype), dims_text(p.shape)))
+                               shape_text(t.shape), to_string(p.dtype), shape_text(p.shape)))
           .at_tensor(p.name);
     const std::byte* data = t.bytes.data();
     if (!p.value.empty() && !t.bytes.empty()) {
@@ -80,9 +80,9 @@ Status ParameterMemory::add_rank(const model::Layout& layout, Rank rank,
     if (!wanted.contains(name)) unknown.push_back(name);
   if (missing.empty() && unknown.empty()) return {};
   std::string what = where + ":";
-  if (!missing.empty()) what += " lacks " + some(missing);
+  if (!missing.empty()) what += " lacks " + names_text(missing);
   if (!unknown.empty())
-    what += (missing.empty() ? "" : ";") + (" has " + some(unknown)) + ", which the layout does not know";
+    what += (missing.empty() ? "" : ";") + (" has " + names_text(unknown)) + ", which the layout does not know";
   return Error(Code::kMismatch, what).at_tensor(missing.empty() ? unknown[0] : missing[0]);
 }
 
@@ -170,7 +170,7 @@ class SafetensorsRank final : public RankFiles {
   std::int64_t bytes() const override { return held_.buffers[0].bytes; }
   Status commit() override {
     for (const model::Parameter& p : held_.parameters)
-      if (!p.value.empty() && bytes_of(p) > 0) REFIT_TRY(transform(p));
+      if (!p.value.empty() && parameter_bytes(p) > 0) REFIT_TRY(transform(p));
     for (files::SafetensorsWriter& w : writers_) REFIT_TRY(w.commit());
     return {};
   }
@@ -178,7 +178,7 @@ class SafetensorsRank final : public RankFiles {
  private:
   Status transform(const model::Parameter& p) {
     std::byte* data = at(0, p.offset);
-    std::vector<float> values(static_cast<std::size_t>(bytes_of(p)) / sizeof(float));
+    std::vector<float> values(static_cast<std::size_t>(parameter_bytes(p)) / sizeof(float));
     std::memcpy(values.data(), data, values.size() * sizeof(float));
     const model::LogicalTensor& logical = logical_of(layout_, held_, p);
     REFIT_ASSIGN(const std::int64_t bad, model::apply_value(p.value, values, logical.dtype));
@@ -199,7 +199,7 @@ std::vector<std::size_t> cut_shards(const model::RankLayout& held, std::int64_t 
   std::vector<std::size_t> out{0};
   std::int64_t size = 0;
   for (std::size_t i = 0; i < held.parameters.size(); ++i) {
-    const std::int64_t bytes = bytes_of(held.parameters[i]);
+    const std::int64_t bytes = parameter_bytes(held.parameters[i]);
     if (size > 0 && size + bytes > limit) out.push_back(i), size = 0;
     size += bytes;
   }

@@ -82,6 +82,13 @@ struct ActiveRow {
   }
 };
 
+// A box on the ranks `first` + the free axes, strides in elements.
+struct Lying {
+  Lie lie;
+  std::uint32_t first = 0;
+};
+using Lyings = std::vector<Lying>;
+
 class RuleLayout final : public Layout {
  public:
   static Result<std::shared_ptr<const RuleLayout>> make(ModelConfig config, Spec spec, CheckpointFacts facts);

@@ -6,13 +6,6 @@
 namespace refit::model {
 namespace {
 
-// A box on the ranks `first` + the free axes, strides in elements.
-struct Lying {
-  Lie lie;
-  std::uint32_t first = 0;
-};
-using Lyings = std::vector<Lying>;
-
 bool same(const Lie& a, const Lie& b) { return a.view == b.view && a.box == b.box && a.strides == b.strides; }
 
 // One buffer and one call: this runs once per rank of the largest layouts.

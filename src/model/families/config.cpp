@@ -330,12 +330,12 @@ std::vector<std::pair<std::string, std::string>> ModelConfig::ties() const {
 }
 
 std::string ModelConfig::name(std::string_view pattern, std::int64_t layer, std::int64_t expert) const {
-  constexpr std::string_view kDecoder = "model.layers.{layer}.";
+  constexpr std::string_view kDecoderNames = "model.layers.{layer}.";
   const std::int64_t draft = layer - size("L");
-  if (draft < 0 || family->draft_prefix.empty() || !pattern.starts_with(kDecoder))
+  if (draft < 0 || family->draft_prefix.empty() || !pattern.starts_with(kDecoderNames))
     return instantiate(pattern, layer, draft, expert);
   return instantiate(family->draft_prefix, layer, draft, expert) +
-         instantiate(pattern.substr(kDecoder.size()), layer, draft, expert);
+         instantiate(pattern.substr(kDecoderNames.size()), layer, draft, expert);
 }
 
 Result<ModelConfig> read_config(std::string_view config_json, const Catalogue* names) {

@@ -9,10 +9,10 @@
 
 namespace refit::model {
 namespace {
-using namespace op;
 
 // Megatron: one expert's gates, then its ups, each cut by width; a matrix is turned output-major.
 Program gate_then_up(int axis, bool matrix) {
+  using namespace op;
   Program out;
   for (int k = 0; k < 2; ++k) {
     out.insert(out.end(), {load(0), component(axis, k, "1,1", "Im"), pick(), cut(axis - 1, CutRule::kEven, "moe_tp")});
@@ -22,8 +22,8 @@ Program gate_then_up(int axis, bool matrix) {
   return out;
 }
 
-Row stacked(std::string_view name, std::string_view shape, std::string_view vllm, std::string_view sglang,
-            std::string_view megatron, Program engine, Program grouped) {
+Row oss_stacked(std::string_view name, std::string_view shape, std::string_view vllm, std::string_view sglang,
+                std::string_view megatron, Program engine, Program grouped) {
   return {
       .kind = Kind::kStacked,
       .where = kMoeLayer,
@@ -35,22 +35,24 @@ Row stacked(std::string_view name, std::string_view shape, std::string_view vllm
 }
 
 // Engines keep gate and up alternating. The bias of w2 is added once, so only the first of a width's ranks has values.
-std::vector<Row> experts() {
+std::vector<Row> oss_experts() {
+  using namespace op;
   const Op own = cut(0, CutRule::kLinear, "ep");
   const auto width = [](int axis) { return cut(axis, CutRule::kEven, "moe_tp"); };
-  return {stacked(REFIT_EXPERTS "gate_up_proj", "E,H,2*Im", REFIT_VLLM "w13_weight", REFIT_EXPERTS "w13_weight",
+  return {
+      oss_stacked(REFIT_EXPERTS "gate_up_proj", "E,H,2*Im", REFIT_VLLM "w13_weight", REFIT_EXPERTS "w13_weight",
                   REFIT_GROUPED "linear_fc1.weight{expert}", {load(0), width(2), own, permute("0,2,1")},
                   gate_then_up(2, true)),
-          stacked(REFIT_EXPERTS "gate_up_proj_bias", "E,2*Im", REFIT_VLLM "w13_bias", REFIT_EXPERTS "w13_weight_bias",
+      oss_stacked(REFIT_EXPERTS "gate_up_proj_bias", "E,2*Im", REFIT_VLLM "w13_bias", REFIT_EXPERTS "w13_weight_bias",
                   REFIT_GROUPED "linear_fc1.bias{expert}", {load(0), width(1), own}, gate_then_up(1, false)),
-          stacked(REFIT_EXPERTS "down_proj", "E,Im,H", REFIT_VLLM "w2_weight", REFIT_EXPERTS "w2_weight",
+      oss_stacked(REFIT_EXPERTS "down_proj", "E,Im,H", REFIT_VLLM "w2_weight", REFIT_EXPERTS "w2_weight",
                   REFIT_GROUPED "linear_fc2.weight{expert}", {load(0), width(1), own, permute("0,2,1")},
                   {load(0), pick(), width(0), permute("1,0")}),
-          stacked(REFIT_EXPERTS "down_proj_bias", "E,H", REFIT_VLLM "w2_bias", REFIT_EXPERTS "w2_weight_bias",
+      oss_stacked(REFIT_EXPERTS "down_proj_bias", "E,H", REFIT_VLLM "w2_bias", REFIT_EXPERTS "w2_weight_bias",
                   REFIT_GROUPED "linear_fc2.bias{expert}", {load(0), own, only("moe_tp")}, {load(0), pick()})};
 }
 
-std::vector<Row> attention() {
+std::vector<Row> oss_attention() {
   const auto renamed = [](Row row, std::string_view vllm, std::string_view sglang) {
     row.engine = vllm;
     row.sglang = sglang;
@@ -67,14 +69,14 @@ std::vector<Row> attention() {
           renamed(sinks, REFIT_LAYER "attn.sinks", REFIT_LAYER "self_attn.sinks")};
 }
 
-Row embedding() {
+Row oss_embedding() {
   Row row = rows::embedding();
   row.engine = "model.embedding.weight";
   row.sglang = kEmbedding;
   return row;
 }
 
-std::vector<Row> router() {
+std::vector<Row> oss_router() {
   const auto of = [](std::string_view name, std::string_view shape, std::string_view megatron) {
     return Row{.where = kMoeLayer, .members = {{name, shape}}, .megatron = megatron};
   };
@@ -85,23 +87,24 @@ std::vector<Row> router() {
 }  // namespace
 
 const Family& gpt_oss() {
-  static const Family family{.name = "gpt_oss",
-                             .architecture = "GptOssForCausalLM",
-                             .sizes = {{"hidden_size", "H"},
-                                       {"num_hidden_layers", "L"},
-                                       {"num_attention_heads", "Hq"},
-                                       {"num_key_value_heads", "Hkv", "Hq"},
-                                       {"head_dim", "hd", "H/Hq"},
-                                       {"vocab_size", "V"},
-                                       {"num_local_experts", "E"},
-                                       {"intermediate_size", "Im"}},
-                             .flags = {{"tie_word_embeddings", "tied"}},
-                             .traits = {{.name = "moe", .how = LayerTrait::How::kFrom}},
-                             .rows = rows::joined({{embedding(), rows::final_norm(), rows::head(), rows::input_norm()},
-                                                   attention(),
-                                                   {rows::post_attention_norm(kMoeLayer)},
-                                                   router(),
-                                                   experts()})};
+  static const Family family{
+      .name = "gpt_oss",
+      .architecture = "GptOssForCausalLM",
+      .sizes = {{"hidden_size", "H"},
+                {"num_hidden_layers", "L"},
+                {"num_attention_heads", "Hq"},
+                {"num_key_value_heads", "Hkv", "Hq"},
+                {"head_dim", "hd", "H/Hq"},
+                {"vocab_size", "V"},
+                {"num_local_experts", "E"},
+                {"intermediate_size", "Im"}},
+      .flags = {{"tie_word_embeddings", "tied"}},
+      .traits = {{.name = "moe", .how = LayerTrait::How::kFrom}},
+      .rows = rows::joined({{oss_embedding(), rows::final_norm(), rows::head(), rows::input_norm()},
+                            oss_attention(),
+                            {rows::post_attention_norm(kMoeLayer)},
+                            oss_router(),
+                            oss_experts()})};
   return family;
 }
 

@@ -1,14 +1,13 @@
 // Qwen3.5 (text), dense and with experts: gated delta nets whose input projections are flat on disk.
 #include "model/families/gated_delta.h"
 
-#define REFIT_DELTA "model.layers.{layer}.linear_attn."
+#define REFIT_LINEAR "model.layers.{layer}.linear_attn."
 
 namespace refit::model {
 namespace {
-using namespace rows;
 
 // Engines hold q, k, v, z in one parameter and b, a in another; Megatron all six in one.
-Row input_projections() {
+Row flat_inputs() {
   using namespace op;
   const Op rows = cut(0, CutRule::kEven, "tp");
   Program qkvz;
@@ -18,18 +17,19 @@ Row input_projections() {
   all.insert(all.end(), {load(2), rows, load(3), rows, concat(0, 6)});
   qkvz.push_back(concat(0, 4));
   return {.where = gated_delta::kLinear,
-          .members = {{REFIT_DELTA "in_proj_qkv.weight", "2*Hk*hk+Hv*hv,H"},
-                      {REFIT_DELTA "in_proj_z.weight", "Hv*hv,H"},
-                      {REFIT_DELTA "in_proj_b.weight", "Hv,H"},
-                      {REFIT_DELTA "in_proj_a.weight", "Hv,H"}},
-          .engine = REFIT_DELTA "in_proj_qkvz.weight|" REFIT_DELTA "in_proj_ba.weight",
+          .members = {{REFIT_LINEAR "in_proj_qkv.weight", "2*Hk*hk+Hv*hv,H"},
+                      {REFIT_LINEAR "in_proj_z.weight", "Hv*hv,H"},
+                      {REFIT_LINEAR "in_proj_b.weight", "Hv,H"},
+                      {REFIT_LINEAR "in_proj_a.weight", "Hv,H"}},
+          .engine = REFIT_LINEAR "in_proj_qkvz.weight|" REFIT_LINEAR "in_proj_ba.weight",
           .megatron = "decoder.layers.{layer}.self_attention.in_proj.weight",
           .own = {{Names::kEngine, Per::kRow, qkvz},
                   {Names::kEngine, Per::kRow, {load(2), rows, load(3), rows, concat(0, 2)}},
                   {Names::kMegatron, Per::kRow, all}}};
 }
 
-Family table(std::string_view name, std::string_view alias, std::string_view architecture, bool moe) {
+Family delta_table(std::string_view name, std::string_view alias, std::string_view architecture, bool moe) {
+  using namespace rows;
   std::vector<ConfigKey> sizes = gated_delta::sizes();
   if (moe)
     sizes.insert(sizes.end(),
@@ -48,7 +48,7 @@ Family table(std::string_view name, std::string_view alias, std::string_view arc
              .traits = {gated_delta::linear_trait()},
              .rows = joined({{embedding(), final_norm(), head()},
                              gated_delta::attention(),
-                             {input_projections()},
+                             {flat_inputs()},
                              gated_delta::delta_net(),
                              std::move(mlp),
                              gated_delta::drafts()}),
@@ -64,12 +64,13 @@ Family table(std::string_view name, std::string_view alias, std::string_view arc
 }  // namespace
 
 const Family& qwen3_5() {
-  static const Family family = table("qwen3_5_text", "qwen3_5", "Qwen3_5ForCausalLM", false);
+  static const Family family = delta_table("qwen3_5_text", "qwen3_5", "Qwen3_5ForCausalLM", false);
   return family;
 }
 
 const Family& qwen3_5_moe() {
-  static const Family family = table("qwen3_5_moe_text", "qwen3_5_moe", "Qwen3_5MoeForCausalLM", true);
+  using namespace rows;
+  static const Family family = delta_table("qwen3_5_moe_text", "qwen3_5_moe", "Qwen3_5MoeForCausalLM", true);
   return family;
 }
 

@@ -1,13 +1,13 @@
 // Qwen3-Next: gated delta nets whose input projections are grouped by key head on disk.
 #include "model/families/gated_delta.h"
 
-#define REFIT_DELTA "model.layers.{layer}.linear_attn."
+#define REFIT_LINEAR "model.layers.{layer}.linear_attn."
 
 namespace refit::model {
 namespace {
 
 // Engines cut whole groups; Megatron takes the groups apart: q, k, v, z, b, a, each by heads.
-Row input_projections() {
+Row grouped_inputs() {
   using namespace op;
   const Op rows = cut(0, CutRule::kEven, "tp");
   Program apart;
@@ -18,8 +18,8 @@ Row input_projections() {
   for (int k = 0; k < 2; ++k) add(1, k, "r,r");
   apart.push_back(concat(0, 6));
   return {.where = gated_delta::kLinear,
-          .members = {{REFIT_DELTA "in_proj_qkvz.weight", "2*Hk*hk+2*Hv*hv,H"},
-                      {REFIT_DELTA "in_proj_ba.weight", "2*Hv,H"}},
+          .members = {{REFIT_LINEAR "in_proj_qkvz.weight", "2*Hk*hk+2*Hv*hv,H"},
+                      {REFIT_LINEAR "in_proj_ba.weight", "2*Hv,H"}},
           .megatron = "decoder.layers.{layer}.self_attention.in_proj.weight",
           .own = {{Names::kEngine, Per::kTensor, {load(0), rows}}, {Names::kMegatron, Per::kRow, apart}}};
 }
@@ -45,7 +45,7 @@ const Family& qwen3_next() {
       .traits = {{.name = "moe", .how = LayerTrait::How::kSparse}, gated_delta::linear_trait()},
       .rows = joined({{embedding(), final_norm(), head()},
                       gated_delta::attention(),
-                      {input_projections()},
+                      {grouped_inputs()},
                       gated_delta::delta_net(),
                       {post_attention_norm(kDenseLayer), gate_up(kDenseLayer), down(kDenseLayer),
                        post_attention_norm(kMoe), router(kMoe), expert_gate_up(kMoe), expert_down(kMoe)},

@@ -8,14 +8,14 @@
 namespace refit::model {
 namespace {
 
-constexpr std::string_view kDecoder = "decoder.layers.{layer}.";
+constexpr std::string_view kDecoderLayers = "decoder.layers.{layer}.";
 
-bool local(const Spec& spec) { return spec.given("spec") && spec.texts.find("spec")->second == "local"; }
+bool is_local(const Spec& spec) { return spec.given("spec") && spec.texts.find("spec")->second == "local"; }
 
 // How a rank keeps its experts: "grouped" (weight{j}), "sequential" (a module each) or "stacked" (one array).
 std::string_view experts_form(const Spec& spec) {
   const auto given = spec.texts.find("experts");
-  return given != spec.texts.end() ? std::string_view(given->second) : local(spec) ? "sequential" : "grouped";
+  return given != spec.texts.end() ? std::string_view(given->second) : is_local(spec) ? "sequential" : "grouped";
 }
 
 std::vector<SideRule> megatron_rules(const Spec& spec, const ModelConfig&) {
@@ -60,7 +60,7 @@ std::string expert_name(std::string name, std::string_view form) {
 }
 
 std::vector<std::string> megatron_names(const Spec& spec, const ModelConfig&, const Row& row, Per per) {
-  const bool other = local(spec) && !row.megatron_local.empty();
+  const bool other = is_local(spec) && !row.megatron_local.empty();
   std::vector<std::string> out = names_of(row, other ? row.megatron_local : row.megatron, per);
   for (std::string& name : out) name = expert_name(std::move(name), experts_form(spec));
   return out;
@@ -71,7 +71,7 @@ std::vector<std::string> megatron_names(const Spec& spec, const ModelConfig&, co
 std::vector<std::vector<Mesh::Axis>> megatron_grids(const Spec& spec) {
   const std::int64_t pp = spec.number("pp"), tp = spec.number("tp"), cp = spec.number("cp"), dp = spec.number("dp"),
                      ep = spec.number("ep"), etp = spec.number("etp");
-  return {{{"pp", pp}, {"dp", dp}, {"cp", cp}, {local(spec) ? "tp|tp(local)" : "tp", tp}},
+  return {{{"pp", pp}, {"dp", dp}, {"cp", cp}, {is_local(spec) ? "tp|tp(local)" : "tp", tp}},
           {{"pp", pp}, {"edp", tp * cp * dp / (ep * etp)}, {"ep", ep}, {"moe_tp", etp}}};
 }
 
@@ -187,7 +187,7 @@ const Side& megatron_side() {
                          .check = megatron_check,
                          .complete = megatron_complete,
                          .stages = megatron_stages,
-                         .decoder = kDecoder,
+                         .decoder = kDecoderLayers,
                          .draft = "mtp.layers.{layer}.mtp_model_layer.",
                          .copies = megatron_copies};
   return side;

@@ -4,7 +4,7 @@
 namespace refit::model::test {
 namespace {
 
-const std::string kLayer = "model.layers.0.", kSelf = "decoder.layers.0.self_attention.";
+const std::string kHfLayer = "model.layers.0.", kMegatronSelf = "decoder.layers.0.self_attention.";
 
 // "q3 k0 …": tensors by the first matching part of their names, and their rows.
 using Short = std::vector<std::pair<std::string, std::string>>;
@@ -27,7 +27,7 @@ std::string words(const Layout& layout, std::uint32_t rank, const std::string& p
   return out;
 }
 
-std::string next(const std::string& more) {
+std::string next_config(const std::string& more) {
   return R"({"model_type":"qwen3_next","hidden_size":3,"num_hidden_layers":2,"num_attention_heads":4,
              "num_key_value_heads":2,"head_dim":2,"vocab_size":128,"intermediate_size":8,"num_experts":4,
              "moe_intermediate_size":4,"shared_expert_intermediate_size":4,"full_attention_interval":2,
@@ -36,54 +36,56 @@ std::string next(const std::string& more) {
          more + "}";
 }
 
-const Short kQkv{{"q_proj", "Q"}, {"k_proj", "k"}, {"v_proj", "v"}};
+const Short kQkvWords{{"q_proj", "Q"}, {"k_proj", "k"}, {"v_proj", "v"}};
 
 TEST(GatedAttention, HeadsThenTheirGatesByGroup) {
-  const auto megatron = must(next(""), "megatron");
-  EXPECT_EQ(words(*megatron, 0, "decoder.layers.1.self_attention.linear_qkv.weight", kQkv),
+  const auto megatron = must(next_config(""), "megatron");
+  EXPECT_EQ(words(*megatron, 0, "decoder.layers.1.self_attention.linear_qkv.weight", kQkvWords),
             "Q0 Q1 Q4 Q5 Q2 Q3 Q6 Q7 k0 k1 v0 v1 Q8 Q9 Q12 Q13 Q10 Q11 Q14 Q15 k2 k3 v2 v3");
-  const auto engine = must(next(""), "vllm:tp=2");
-  EXPECT_EQ(words(*engine, 0, "model.layers.1.self_attn.qkv_proj.weight", kQkv), "Q0 Q1 Q2 Q3 Q4 Q5 Q6 Q7 k0 k1 v0 v1");
+  const auto engine = must(next_config(""), "vllm:tp=2");
+  EXPECT_EQ(words(*engine, 0, "model.layers.1.self_attn.qkv_proj.weight", kQkvWords),
+            "Q0 Q1 Q2 Q3 Q4 Q5 Q6 Q7 k0 k1 v0 v1");
 }
 
 // Groups on disk are q q k k v v z z (eight rows); b b a a.
 TEST(GatedDelta, GroupedInputs) {
   const Short names{{"qkvz", "x"}, {"in_proj_ba", "y"}};
-  const auto megatron = must(next(""), "megatron:tp=2");
-  EXPECT_EQ(words(*megatron, 0, kSelf + "in_proj.weight", names),
+  const auto megatron = must(next_config(""), "megatron:tp=2");
+  EXPECT_EQ(words(*megatron, 0, kMegatronSelf + "in_proj.weight", names),
             "x0 x1 x8 x9 x2 x3 x10 x11 x4 x5 x12 x13 x6 x7 x14 x15 y0 y1 y4 y5 y2 y3 y6 y7");
-  const auto engine = must(next(""), "vllm:tp=2");
-  EXPECT_EQ(words(*engine, 0, kLayer + "linear_attn.in_proj_qkvz.weight", names),
+  const auto engine = must(next_config(""), "vllm:tp=2");
+  EXPECT_EQ(words(*engine, 0, kHfLayer + "linear_attn.in_proj_qkvz.weight", names),
             "x0 x1 x2 x3 x4 x5 x6 x7 x8 x9 x10 x11 x12 x13 x14 x15");
-  EXPECT_EQ(words(*engine, 1, kLayer + "linear_attn.in_proj_ba.weight", names), "y8 y9 y10 y11 y12 y13 y14 y15");
+  EXPECT_EQ(words(*engine, 1, kHfLayer + "linear_attn.in_proj_ba.weight", names), "y8 y9 y10 y11 y12 y13 y14 y15");
 }
 
 TEST(GatedDelta, FlatInputs) {
-  std::string text = next(R"(,"tie_word_embeddings":true)");
+  std::string text = next_config(R"(,"tie_word_embeddings":true)");
   text.replace(text.find("qwen3_next"), 10, "qwen3_5_moe_text");
   const Short names{{"in_proj_qkv", "x"}, {"in_proj_z", "z"}, {"in_proj_b", "b"}, {"in_proj_a", "a"}};
   const auto engine = must(text, "vllm:tp=2"), megatron = must(text, "megatron:tp=2");
   const std::string qkvz = "x0 x1 x2 x3 x8 x9 x10 x11 x16 x17 x18 x19 z0 z1 z2 z3", ba = "b0 b1 b2 b3 a0 a1 a2 a3";
-  EXPECT_EQ(words(*engine, 0, kLayer + "linear_attn.in_proj_qkvz.weight", names), qkvz);
-  EXPECT_EQ(words(*engine, 0, kLayer + "linear_attn.in_proj_ba.weight", names), ba);
-  EXPECT_EQ(words(*megatron, 0, kSelf + "in_proj.weight", names), qkvz + " " + ba);
+  EXPECT_EQ(words(*engine, 0, kHfLayer + "linear_attn.in_proj_qkvz.weight", names), qkvz);
+  EXPECT_EQ(words(*engine, 0, kHfLayer + "linear_attn.in_proj_ba.weight", names), ba);
+  EXPECT_EQ(words(*megatron, 0, kMegatronSelf + "in_proj.weight", names), qkvz + " " + ba);
 }
 
 TEST(GatedDelta, ConvolutionByComponent) {
   // Kd = 8, Vd = 8: channels q0-7 k0-7 v0-7.
   for (const char* spec : {"vllm:tp=2", "megatron:tp=2"}) {
-    const std::string name = spec[0] == 'v' ? kLayer + "linear_attn.conv1d.weight" : kSelf + "conv1d.weight";
-    EXPECT_EQ(words(*must(next(""), spec), 1, name, {{"conv1d", "c"}}), "c4 c5 c6 c7 c12 c13 c14 c15 c20 c21 c22 c23")
+    const std::string name = spec[0] == 'v' ? kHfLayer + "linear_attn.conv1d.weight" : kMegatronSelf + "conv1d.weight";
+    EXPECT_EQ(words(*must(next_config(""), spec), 1, name, {{"conv1d", "c"}}),
+              "c4 c5 c6 c7 c12 c13 c14 c15 c20 c21 c22 c23")
         << spec;
   }
   // JAX drops the middle axis: the same values in the same order.
-  const auto jax = must(next(""), "jax");
-  EXPECT_EQ(shape_of(*jax, 0, kLayer + "linear_attn.conv_weight"), (Dims{24, 4}));
-  EXPECT_EQ(contents(*jax, 0, kLayer + "linear_attn.conv_weight")[7], kLayer + "linear_attn.conv1d.weight[7]");
+  const auto jax = must(next_config(""), "jax");
+  EXPECT_EQ(shape_of(*jax, 0, kHfLayer + "linear_attn.conv_weight"), (Dims{24, 4}));
+  EXPECT_EQ(contents(*jax, 0, kHfLayer + "linear_attn.conv_weight")[7], kHfLayer + "linear_attn.conv1d.weight[7]");
 }
 
 TEST(GatedDelta, NormAndStateTypes) {
-  const auto megatron = must(next(""), "megatron"), engine = must(next(""), "vllm");
+  const auto megatron = must(next_config(""), "megatron"), engine = must(next_config(""), "vllm");
   ASSERT_EQ(megatron->values().size(), 1u);
   EXPECT_EQ(megatron->values()[0].second, "minus_one");
   EXPECT_TRUE(engine->values().empty());
@@ -96,8 +98,8 @@ TEST(GatedDelta, NormAndStateTypes) {
 }
 
 TEST(GatedDelta, DraftLayersAreFoundByName) {
-  const std::string text = next("");
-  Catalogue names = *catalogue_of(next(R"(,"num_nextn_predict_layers":1)"));
+  const std::string text = next_config("");
+  Catalogue names = *catalogue_of(next_config(R"(,"num_nextn_predict_layers":1)"));
   const auto found = must(text, "megatron:pp=2", &names);
   EXPECT_NE(id_of(found->catalogue(), "mtp.layers.0.self_attn.q_proj.weight"), -1);
   EXPECT_EQ(words(*found, 1, "mtp.layers.0.eh_proj.weight", {{"mtp.fc", "f"}}), "f0 f1 f2");
@@ -110,7 +112,7 @@ const std::string kOss = R"({"model_type":"gpt_oss","hidden_size":3,"num_hidden_
 
 // Columns on disk are g0 u0 g1 u1 …; column c of row h is element 8h + c of an expert.
 TEST(GptOss, GateAndUpAlternate) {
-  const std::string experts = kLayer + "mlp.experts.";
+  const std::string experts = kHfLayer + "mlp.experts.";
   const auto megatron = must(kOss, "megatron");
   const auto fc1 = contents(*megatron, 0, "decoder.layers.0.mlp.experts.linear_fc1.weight1");
   ASSERT_EQ(shape_of(*megatron, 0, "decoder.layers.0.mlp.experts.linear_fc1.weight1"), (Dims{8, 3}));
@@ -141,10 +143,10 @@ TEST(GptOss, SquareDownProjectionIsTurned) {
   square.replace(square.find("\"hidden_size\":3"), 15, "\"hidden_size\":4");
   const auto all = contents(*must(square, "megatron:ep=2"), 1, "decoder.layers.0.mlp.experts.linear_fc2.weight0");
   for (std::size_t i = 0; i < 16; ++i)
-    EXPECT_EQ(all[i], kLayer + "mlp.experts.down_proj[" + std::to_string(16 + i % 4 * 4 + i / 4) + "]");
+    EXPECT_EQ(all[i], kHfLayer + "mlp.experts.down_proj[" + std::to_string(16 + i % 4 * 4 + i / 4) + "]");
 }
 
-std::string latent(const std::string& more = "") {
+std::string latent_text(const std::string& more = "") {
   return R"({"model_type":"deepseek_v3","hidden_size":3,"num_hidden_layers":1,"num_attention_heads":2,"q_lora_rank":2,
              "kv_lora_rank":2,"qk_nope_head_dim":1,"qk_rope_head_dim":1,"v_head_dim":1,"intermediate_size":4,
              "n_routed_experts":2,"moe_intermediate_size":2,"n_shared_experts":2,"first_k_dense_replace":0,
@@ -154,31 +156,31 @@ std::string latent(const std::string& more = "") {
 
 TEST(LatentAttention, NarrowProjectionsAreWholeEverywhere) {
   const Short names{{"q_a_proj", "qa"}, {"kv_a_proj", "kva"}, {"kv_b_proj", "kvb"}, {"q_b_proj", "qb"}};
-  const auto engine = must(latent(), "vllm:tp=2");
+  const auto engine = must(latent_text(), "vllm:tp=2");
   for (std::uint32_t rank : {0u, 1u})
-    EXPECT_EQ(words(*engine, rank, kLayer + "self_attn.fused_qkv_a_proj.weight", names), "qa0 qa1 kva0 kva1 kva2");
-  EXPECT_EQ(words(*engine, 1, kLayer + "self_attn.kv_b_proj.weight", names), "kvb2 kvb3");
-  EXPECT_EQ(words(*engine, 1, kLayer + "self_attn.q_b_proj.weight", names), "qb2 qb3");
-  EXPECT_EQ(shape_of(*must(latent(), "sglang:tp=2"), 0, kLayer + "self_attn.fused_qkv_a_proj_with_mqa.weight"),
+    EXPECT_EQ(words(*engine, rank, kHfLayer + "self_attn.fused_qkv_a_proj.weight", names), "qa0 qa1 kva0 kva1 kva2");
+  EXPECT_EQ(words(*engine, 1, kHfLayer + "self_attn.kv_b_proj.weight", names), "kvb2 kvb3");
+  EXPECT_EQ(words(*engine, 1, kHfLayer + "self_attn.q_b_proj.weight", names), "qb2 qb3");
+  EXPECT_EQ(shape_of(*must(latent_text(), "sglang:tp=2"), 0, kHfLayer + "self_attn.fused_qkv_a_proj_with_mqa.weight"),
             (Dims{5, 3}));
-  const auto megatron = must(latent(), "megatron:tp=2");
-  EXPECT_EQ(words(*megatron, 1, kSelf + "linear_kv_down_proj.weight", names), "kva0 kva1 kva2");
-  EXPECT_EQ(words(*megatron, 1, kSelf + "linear_kv_up_proj.weight", names), "kvb2 kvb3");
+  const auto megatron = must(latent_text(), "megatron:tp=2");
+  EXPECT_EQ(words(*megatron, 1, kMegatronSelf + "linear_kv_down_proj.weight", names), "kva0 kva1 kva2");
+  EXPECT_EQ(words(*megatron, 1, kMegatronSelf + "linear_kv_up_proj.weight", names), "kvb2 kvb3");
   // Without Transformer Engine they are cut.
-  EXPECT_THAT(refusal(latent(), "megatron:tp=2,spec=local"),
+  EXPECT_THAT(refusal(latent_text(), "megatron:tp=2,spec=local"),
               testing::HasSubstr("kv_a_proj_with_mqa.weight: an extent of 3 does not divide"));
 }
 
 TEST(LatentAttention, CorrectionBiasStaysF32) {
-  const std::string bias = kLayer + "mlp.gate.e_score_correction_bias";
+  const std::string bias = kHfLayer + "mlp.gate.e_score_correction_bias";
   for (const auto& [spec, name] : std::map<std::string, std::string>{
            {"hf", bias}, {"fsdp=2", bias}, {"vllm", bias}, {"megatron", "decoder.layers.0.mlp.router.expert_bias"}})
-    for (const Parameter& p : rank_of(*must(latent(), spec), 0).parameters)
+    for (const Parameter& p : rank_of(*must(latent_text(), spec), 0).parameters)
       EXPECT_EQ(p.dtype, p.name == name ? DType::kF32 : DType::kBF16) << spec << " " << p.name;
 }
 
 TEST(LatentAttention, DraftLayersAndTheirCopies) {
-  const std::string text = latent(R"(,"num_nextn_predict_layers":1)");
+  const std::string text = latent_text(R"(,"num_nextn_predict_layers":1)");
   EXPECT_THAT(refusal(text, "vllm"), testing::HasSubstr("no place for the draft layer's model.layers.1."));
   const auto skipped = must(text, "vllm:draft=skip");
   const auto at = static_cast<std::size_t>(id_of(skipped->catalogue(), "model.layers.1.eh_proj.weight"));
@@ -209,19 +211,19 @@ TEST(Figures, LargeFamilies) {
   const auto vllm = must(*builtin_config("deepseek-v3@layers=4"), "vllm:tp=8,ep=8,draft=skip");
   EXPECT_EQ(shape_of(*vllm, 7, "model.layers.3.self_attn.fused_qkv_a_proj.weight"), (Dims{2112, 7168}));
   EXPECT_EQ(shape_of(*vllm, 7, "model.layers.3.mlp.experts.routed_experts.w13_weight"), (Dims{32, 4096, 7168}));
-  const std::string next_config = *builtin_config("qwen3-next-80b-a3b@layers=4");
-  const auto m = must(next_config, "megatron:tp=2"), e = must(next_config, "vllm:tp=2");
+  const std::string long_next = *builtin_config("qwen3-next-80b-a3b@layers=4");
+  const auto m = must(long_next, "megatron:tp=2"), e = must(long_next, "vllm:tp=2");
   EXPECT_EQ(shape_of(*m, 1, "decoder.layers.3.self_attention.linear_qkv.weight"), (Dims{4608, 2048}));
-  EXPECT_EQ(shape_of(*m, 1, kSelf + "in_proj.weight"), (Dims{6176, 2048}));
-  EXPECT_EQ(shape_of(*m, 1, kSelf + "conv1d.weight"), (Dims{4096, 1, 4}));
+  EXPECT_EQ(shape_of(*m, 1, kMegatronSelf + "in_proj.weight"), (Dims{6176, 2048}));
+  EXPECT_EQ(shape_of(*m, 1, kMegatronSelf + "conv1d.weight"), (Dims{4096, 1, 4}));
   EXPECT_EQ(shape_of(*e, 1, "model.layers.3.self_attn.qkv_proj.weight"), (Dims{4608, 2048}));
-  EXPECT_EQ(shape_of(*e, 1, kLayer + "linear_attn.in_proj_qkvz.weight"), (Dims{6144, 2048}));
-  EXPECT_EQ(shape_of(*e, 1, kLayer + "linear_attn.in_proj_ba.weight"), (Dims{32, 2048}));
+  EXPECT_EQ(shape_of(*e, 1, kHfLayer + "linear_attn.in_proj_qkvz.weight"), (Dims{6144, 2048}));
+  EXPECT_EQ(shape_of(*e, 1, kHfLayer + "linear_attn.in_proj_ba.weight"), (Dims{32, 2048}));
   const std::string oss = *builtin_config("gpt-oss-20b@layers=1");
-  EXPECT_EQ(shape_of(*must(oss, "megatron:tp=4"), 3, kSelf + "linear_qkv.weight"), (Dims{1280, 2880}));
+  EXPECT_EQ(shape_of(*must(oss, "megatron:tp=4"), 3, kMegatronSelf + "linear_qkv.weight"), (Dims{1280, 2880}));
   EXPECT_EQ(shape_of(*must(oss, "megatron:tp=4"), 3, "decoder.layers.0.mlp.experts.linear_fc1.weight31"),
             (Dims{5760, 2880}));
-  EXPECT_EQ(shape_of(*must(oss, "vllm:tp=4"), 3, kLayer + "mlp.experts.routed_experts.w13_weight"),
+  EXPECT_EQ(shape_of(*must(oss, "vllm:tp=4"), 3, kHfLayer + "mlp.experts.routed_experts.w13_weight"),
             (Dims{32, 1440, 2880}));
 }
 

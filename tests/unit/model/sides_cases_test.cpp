@@ -4,7 +4,7 @@
 namespace refit::model::test {
 namespace {
 
-const std::string kLayer = "model.layers.0.";
+const std::string kFirstLayer = "model.layers.0.";
 
 std::vector<std::string> names_with(const Layout& layout, std::uint32_t rank, const std::string& part) {
   std::vector<std::string> out;
@@ -74,85 +74,90 @@ TEST(Pipeline, TiedCopies) {
   EXPECT_EQ(source_of(*must(config({.layers = 2}), "megatron:pp=2"), 1, "output_layer.weight"), "lm_head.weight");
 }
 
-const Sizes kFour{.type = "qwen3_moe", .heads = 4, .kv_heads = 2, .experts = 4, .expert_width = 8};
-const std::string kExperts = "decoder.layers.0.mlp.experts.";
+const Sizes kFourExperts{.type = "qwen3_moe", .heads = 4, .kv_heads = 2, .experts = 4, .expert_width = 8};
+const std::string kGroupedExperts = "decoder.layers.0.mlp.experts.";
 
 TEST(MegatronExperts, LocalNumbersAreGlobalExperts) {
-  const auto layout = must(config(kFour), "megatron:ep=2");
+  const auto layout = must(config(kFourExperts), "megatron:ep=2");
   ASSERT_EQ(layout->world(), 2);
-  EXPECT_EQ(source_of(*layout, 1, kExperts + "linear_fc2.weight0"), kLayer + "mlp.experts.2.down_proj.weight");
-  EXPECT_EQ(source_of(*layout, 0, kExperts + "linear_fc2.weight1"), kLayer + "mlp.experts.1.down_proj.weight");
+  EXPECT_EQ(source_of(*layout, 1, kGroupedExperts + "linear_fc2.weight0"),
+            kFirstLayer + "mlp.experts.2.down_proj.weight");
+  EXPECT_EQ(source_of(*layout, 0, kGroupedExperts + "linear_fc2.weight1"),
+            kFirstLayer + "mlp.experts.1.down_proj.weight");
   EXPECT_EQ(names_with(*layout, 1, "experts.linear_fc2"),
-            (std::vector<std::string>{kExperts + "linear_fc2.weight0", kExperts + "linear_fc2.weight1"}));
+            (std::vector<std::string>{kGroupedExperts + "linear_fc2.weight0", kGroupedExperts + "linear_fc2.weight1"}));
 }
 
 TEST(MegatronExperts, HaveAGridOfTheirOwn) {
   // tp fastest; ep counts through tp and dp; the least dp that makes room for the experts.
-  EXPECT_EQ(must(config(kFour), "megatron:tp=2,ep=4")->world(), 4);
-  EXPECT_EQ(must(config(kFour), "megatron:ep=4")->world(), 4);
-  EXPECT_EQ(must(config(kFour), "megatron:tp=2,ep=2,etp=2")->world(), 4);
-  EXPECT_EQ(must(config(kFour), "megatron:tp=2,pp=1,ep=1")->world(), 2);
-  EXPECT_EQ(must(config(kFour), "megatron:tp=2,ep=2,dp=3")->world(), 6);
-  const auto layout = must(config(kFour), "megatron:tp=2,ep=2,etp=2");
+  EXPECT_EQ(must(config(kFourExperts), "megatron:tp=2,ep=4")->world(), 4);
+  EXPECT_EQ(must(config(kFourExperts), "megatron:ep=4")->world(), 4);
+  EXPECT_EQ(must(config(kFourExperts), "megatron:tp=2,ep=2,etp=2")->world(), 4);
+  EXPECT_EQ(must(config(kFourExperts), "megatron:tp=2,pp=1,ep=1")->world(), 2);
+  EXPECT_EQ(must(config(kFourExperts), "megatron:tp=2,ep=2,dp=3")->world(), 6);
+  const auto layout = must(config(kFourExperts), "megatron:tp=2,ep=2,etp=2");
   // Rank 3: expert rank 1, its second half of the width; attention rank 1 of 2.
-  EXPECT_EQ(rows(*layout, 3, kExperts + "linear_fc1.weight0"), "g4 g5 g6 g7 u4 u5 u6 u7");
-  EXPECT_EQ(source_of(*layout, 3, kExperts + "linear_fc1.weight0"), kLayer + "mlp.experts.2.gate_proj.weight");
+  EXPECT_EQ(rows(*layout, 3, kGroupedExperts + "linear_fc1.weight0"), "g4 g5 g6 g7 u4 u5 u6 u7");
+  EXPECT_EQ(source_of(*layout, 3, kGroupedExperts + "linear_fc1.weight0"),
+            kFirstLayer + "mlp.experts.2.gate_proj.weight");
   EXPECT_EQ(rows(*layout, 3, "decoder.layers.0.self_attention.linear_qkv.weight"), "q4 q5 q6 q7 k2 k3 v2 v3");
   // Odd counts: six ranks as 2·3 and as 3·2.
   const auto odd = must(config({.type = "qwen3_moe", .heads = 4, .kv_heads = 2, .experts = 6, .expert_width = 8}),
                         "megatron:tp=2,ep=3,dp=3");
   for (std::uint32_t r = 0; r < 6; ++r)
-    EXPECT_EQ(source_of(*odd, r, kExperts + "linear_fc2.weight1"),
-              kLayer + "mlp.experts." + std::to_string(r % 3 * 2 + 1) + ".down_proj.weight");
+    EXPECT_EQ(source_of(*odd, r, kGroupedExperts + "linear_fc2.weight1"),
+              kFirstLayer + "mlp.experts." + std::to_string(r % 3 * 2 + 1) + ".down_proj.weight");
 }
 
 TEST(MegatronExperts, ThreeForms) {
-  const auto local = must(config(kFour), "megatron:ep=2,spec=local");
-  EXPECT_EQ(source_of(*local, 1, kExperts + "local_experts.0.linear_fc1.weight"),
-            kLayer + "mlp.experts.2.gate_proj.weight");
-  const auto stacked = must(config(kFour), "megatron:ep=2,experts=stacked");
-  EXPECT_EQ(shape_of(*stacked, 1, kExperts + "linear_fc1.weight"), (Dims{2, 16, 8}));
-  EXPECT_EQ(source_of(*stacked, 1, kExperts + "linear_fc1.weight"), kLayer + "mlp.experts.2.gate_proj.weight");
+  const auto local = must(config(kFourExperts), "megatron:ep=2,spec=local");
+  EXPECT_EQ(source_of(*local, 1, kGroupedExperts + "local_experts.0.linear_fc1.weight"),
+            kFirstLayer + "mlp.experts.2.gate_proj.weight");
+  const auto stacked = must(config(kFourExperts), "megatron:ep=2,experts=stacked");
+  EXPECT_EQ(shape_of(*stacked, 1, kGroupedExperts + "linear_fc1.weight"), (Dims{2, 16, 8}));
+  EXPECT_EQ(source_of(*stacked, 1, kGroupedExperts + "linear_fc1.weight"),
+            kFirstLayer + "mlp.experts.2.gate_proj.weight");
 }
 
 TEST(Megatron, LocalSpecNames) {
-  const auto te = must(config(kFour), "megatron"), local = must(config(kFour), "megatron:spec=local");
+  const auto te = must(config(kFourExperts), "megatron"), local = must(config(kFourExperts), "megatron:spec=local");
   EXPECT_EQ(names_with(*te, 0, "norm").size(), names_with(*local, 0, "norm").size());
   for (const char* name : {"decoder.layers.0.input_layernorm.weight", "decoder.layers.0.pre_mlp_layernorm.weight"})
     EXPECT_EQ(names_with(*local, 0, name).size(), 1u) << name;
   EXPECT_EQ(names_with(*te, 0, "self_attention.linear_qkv.layer_norm_weight").size(), 1u);
   const auto dense = must(config({}), "megatron");
   EXPECT_EQ(source_of(*dense, 0, "decoder.layers.0.mlp.linear_fc1.layer_norm_weight"),
-            kLayer + "post_attention_layernorm.weight");
+            kFirstLayer + "post_attention_layernorm.weight");
 }
 
 TEST(EngineExperts, RoundRobin) {
   const Sizes ten{.type = "qwen3_moe", .heads = 4, .kv_heads = 2, .experts = 10, .expert_width = 4};
   const auto layout = must(config(ten), "vllm:tp=4,ep=4,placement=round_robin");
-  const std::string w2 = kLayer + "mlp.experts.routed_experts.w2_weight";
+  const std::string w2 = kFirstLayer + "mlp.experts.routed_experts.w2_weight";
   const std::vector<std::vector<int>> placed{{0, 4, 8}, {1, 5, 9}, {2, 6}, {3, 7}};
   for (std::uint32_t r = 0; r < 4; ++r) {
     const auto all = contents(*layout, r, w2);
     ASSERT_EQ(all.size(), placed[r].size() * 8 * 4);
     for (std::size_t slot = 0; slot < placed[r].size(); ++slot)
-      EXPECT_EQ(all[slot * 8 * 4], kLayer + "mlp.experts." + std::to_string(placed[r][slot]) + ".down_proj.weight[0]");
+      EXPECT_EQ(all[slot * 8 * 4],
+                kFirstLayer + "mlp.experts." + std::to_string(placed[r][slot]) + ".down_proj.weight[0]");
   }
 }
 
 TEST(SGLang, ExpertsByGroupAndWidth) {
-  const auto layout = must(config(kFour), "sglang:tp=4,ep=2");
-  const std::string w13 = kLayer + "mlp.experts.w13_weight";
+  const auto layout = must(config(kFourExperts), "sglang:tp=4,ep=2");
+  const std::string w13 = kFirstLayer + "mlp.experts.w13_weight";
   EXPECT_EQ(shape_of(*layout, 3, w13), (Dims{2, 8, 8}));
   EXPECT_EQ(rows(*layout, 3, w13), "g4 g5 g6 g7 u4 u5 u6 u7 g4 g5 g6 g7 u4 u5 u6 u7");
-  EXPECT_EQ(source_of(*layout, 3, w13), kLayer + "mlp.experts.2.gate_proj.weight");
-  EXPECT_EQ(source_of(*layout, 1, w13), kLayer + "mlp.experts.0.gate_proj.weight");
-  EXPECT_EQ(rows(*layout, 1, kLayer + "self_attn.qkv_proj.weight"), "q2 q3 k0 k1 v0 v1");
+  EXPECT_EQ(source_of(*layout, 3, w13), kFirstLayer + "mlp.experts.2.gate_proj.weight");
+  EXPECT_EQ(source_of(*layout, 1, w13), kFirstLayer + "mlp.experts.0.gate_proj.weight");
+  EXPECT_EQ(rows(*layout, 1, kFirstLayer + "self_attn.qkv_proj.weight"), "q2 q3 k0 k1 v0 v1");
 }
 
 TEST(SGLang, DataParallelAttention) {
   const auto layout = must(config({.heads = 4, .kv_heads = 2, .width = 8}), "sglang:tp=2,dp=2");
-  EXPECT_EQ(rows(*layout, 3, kLayer + "self_attn.qkv_proj.weight"), "q4 q5 q6 q7 k2 k3 v2 v3");
-  EXPECT_EQ(rows(*layout, 3, kLayer + "mlp.gate_up_proj.weight"), "g6 g7 u6 u7");
+  EXPECT_EQ(rows(*layout, 3, kFirstLayer + "self_attn.qkv_proj.weight"), "q4 q5 q6 q7 k2 k3 v2 v3");
+  EXPECT_EQ(rows(*layout, 3, kFirstLayer + "mlp.gate_up_proj.weight"), "g6 g7 u6 u7");
 }
 
 // Kernels are transposed even when they are square; embeddings and experts keep their bytes.
@@ -160,24 +165,24 @@ TEST(Jax, SquareKernelsAreTransposed) {
   const auto layout =
       must(config({.type = "qwen3", .hidden = 8, .heads = 4, .kv_heads = 4, .width = 8, .vocabulary = 8}), "jax");
   for (const char* name : {"self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj", "mlp.up_proj"}) {
-    const auto all = contents(*layout, 0, kLayer + name + ".kernel");
+    const auto all = contents(*layout, 0, kFirstLayer + name + ".kernel");
     for (std::size_t i = 0; i < 64; ++i)
-      EXPECT_EQ(all[i], kLayer + name + ".weight[" + std::to_string(i % 8 * 8 + i / 8) + "]");
+      EXPECT_EQ(all[i], kFirstLayer + name + ".weight[" + std::to_string(i % 8 * 8 + i / 8) + "]");
   }
   const auto same = contents(*layout, 0, "model.embed_tokens.embedding");
   for (std::size_t i = 0; i < 64; ++i) EXPECT_EQ(same[i], "model.embed_tokens.weight[" + std::to_string(i) + "]");
   EXPECT_EQ(contents(*layout, 0, "lm_head.kernel")[1], "lm_head.weight[8]");
   EXPECT_EQ(names_with(*layout, 0, "norm").size(), 5u);
-  EXPECT_EQ(shape_of(*layout, 0, kLayer + "self_attn.q_norm.scale"), Dims{2});
+  EXPECT_EQ(shape_of(*layout, 0, kFirstLayer + "self_attn.q_norm.scale"), Dims{2});
 }
 
 TEST(Jax, CutsFollowTheKernel) {
   const auto layout = must(config({.type = "qwen2", .hidden = 6, .heads = 4, .kv_heads = 2, .width = 10}), "jax:tp=2");
-  EXPECT_EQ(shape_of(*layout, 1, kLayer + "mlp.up_proj.kernel"), (Dims{6, 5}));
-  EXPECT_EQ(contents(*layout, 1, kLayer + "mlp.up_proj.kernel")[0], kLayer + "mlp.up_proj.weight[30]");
-  EXPECT_EQ(shape_of(*layout, 1, kLayer + "mlp.down_proj.kernel"), (Dims{5, 6}));
-  EXPECT_EQ(contents(*layout, 1, kLayer + "mlp.down_proj.kernel")[0], kLayer + "mlp.down_proj.weight[5]");
-  EXPECT_EQ(shape_of(*layout, 1, kLayer + "self_attn.k_proj.bias"), Dims{2});
+  EXPECT_EQ(shape_of(*layout, 1, kFirstLayer + "mlp.up_proj.kernel"), (Dims{6, 5}));
+  EXPECT_EQ(contents(*layout, 1, kFirstLayer + "mlp.up_proj.kernel")[0], kFirstLayer + "mlp.up_proj.weight[30]");
+  EXPECT_EQ(shape_of(*layout, 1, kFirstLayer + "mlp.down_proj.kernel"), (Dims{5, 6}));
+  EXPECT_EQ(contents(*layout, 1, kFirstLayer + "mlp.down_proj.kernel")[0], kFirstLayer + "mlp.down_proj.weight[5]");
+  EXPECT_EQ(shape_of(*layout, 1, kFirstLayer + "self_attn.k_proj.bias"), Dims{2});
   EXPECT_EQ(shape_of(*layout, 1, "model.embed_tokens.embedding"), (Dims{130, 6}));
 }
 
@@ -186,16 +191,16 @@ TEST(Jax, ExpertCubeKeepsItsBytes) {
       config({.type = "qwen3_moe", .hidden = 2, .heads = 4, .kv_heads = 2, .experts = 2, .expert_width = 2}), "jax");
   for (const auto& [leaf, member] :
        std::map<std::string, std::string>{{"w1_EFD", "gate_proj"}, {"w3_EFD", "up_proj"}, {"w2_EDF", "down_proj"}}) {
-    const auto all = contents(*layout, 0, kLayer + "mlp.experts." + leaf);
+    const auto all = contents(*layout, 0, kFirstLayer + "mlp.experts." + leaf);
     for (std::size_t i = 0; i < 8; ++i)
-      EXPECT_EQ(all[i], kLayer + "mlp.experts." + std::to_string(i / 4) + "." + member + ".weight[" +
+      EXPECT_EQ(all[i], kFirstLayer + "mlp.experts." + std::to_string(i / 4) + "." + member + ".weight[" +
                             std::to_string(i % 4) + "]");
   }
-  EXPECT_EQ(contents(*layout, 0, kLayer + "mlp.router.gate.kernel")[1], kLayer + "mlp.gate.weight[2]");
-  const auto cut = must(config(kFour), "jax:ep=2,tp=2");
-  EXPECT_EQ(shape_of(*cut, 3, kLayer + "mlp.experts.w1_EFD"), (Dims{2, 4, 8}));
-  EXPECT_EQ(rows(*cut, 3, kLayer + "mlp.experts.w3_EFD"), "u4 u5 u6 u7 u4 u5 u6 u7");
-  EXPECT_EQ(source_of(*cut, 2, kLayer + "mlp.experts.w2_EDF"), kLayer + "mlp.experts.2.down_proj.weight");
+  EXPECT_EQ(contents(*layout, 0, kFirstLayer + "mlp.router.gate.kernel")[1], kFirstLayer + "mlp.gate.weight[2]");
+  const auto cut = must(config(kFourExperts), "jax:ep=2,tp=2");
+  EXPECT_EQ(shape_of(*cut, 3, kFirstLayer + "mlp.experts.w1_EFD"), (Dims{2, 4, 8}));
+  EXPECT_EQ(rows(*cut, 3, kFirstLayer + "mlp.experts.w3_EFD"), "u4 u5 u6 u7 u4 u5 u6 u7");
+  EXPECT_EQ(source_of(*cut, 2, kFirstLayer + "mlp.experts.w2_EDF"), kFirstLayer + "mlp.experts.2.down_proj.weight");
 }
 
 }  // namespace
