@@ -13,12 +13,21 @@ struct PlanCase {
   const char* model;
   const char* from;
   const char* to;
-  bool rank;  // one target rank's own plan too
+  bool rank;             // one target rank's own plan too
+  bool partial = false;  // the targets leave draft layers out
 };
 constexpr PlanCase kCases[] = {
     {"plan.qwen3-30b-a3b", "qwen3-30b-a3b", "fsdp=64,tp=4", "vllm:tp=4,dp=32,ep=128,replicas=2", true},
+    {"plan.deepseek-v3", "deepseek-v3", "megatron:pp=16,ep=16,first=4,last=1", "vllm:tp=32,dp=8,draft=skip", true,
+     true},
     {"plan.qwen3-30b-a3b.10k", "qwen3-30b-a3b", "fsdp=2500,tp=4", "vllm:tp=4,replicas=2500", false},
 };
+
+plan::Options options_of(const PlanCase& c) {
+  plan::Options out;
+  out.partial = c.partial;
+  return out;
+}
 
 Row seconds(std::string name, double value, std::string note) {
   return {std::move(name), value, "s", std::nullopt, std::nullopt, std::move(note)};
@@ -49,7 +58,8 @@ Result<std::vector<Row>> bench_plan(const Options& options) {
         std::int64_t bytes = 0;
         REFIT_ASSIGN(const double t,
                      timed(c, options.repeats, [&](const model::Layout& source, const model::Layout& target) -> Status {
-                       REFIT_ASSIGN(const plan::RankPlan p, plan::make_plan(source, target, {}, side, Rank(0)));
+                       REFIT_ASSIGN(const plan::RankPlan p,
+                                    plan::make_plan(source, target, options_of(c), side, Rank(0)));
                        bytes = p.bytes_moved;
                        return {};
                      }));
@@ -61,7 +71,7 @@ Result<std::vector<Row>> bench_plan(const Options& options) {
     REFIT_ASSIGN(
         const double t,
         timed(c, c.rank ? options.repeats : 1, [&](const model::Layout& source, const model::Layout& target) -> Status {
-          REFIT_ASSIGN(const plan::World w, plan::make_world(source, target, {}));
+          REFIT_ASSIGN(const plan::World w, plan::make_world(source, target, options_of(c)));
           if (w.bytes_needed != w.bytes_moved)
             return Error(Code::kInternal, std::string(c.name) + ": moved differs from needed");
           return {};

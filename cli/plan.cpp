@@ -91,7 +91,8 @@ void print_table(const plan::World& w, const model::Layout& source, const model:
 }
 
 Status run(const PlanArgs& args, const Context& context) {
-  REFIT_ASSIGN(const plan::Options options, args.sizes.options());
+  REFIT_ASSIGN(plan::Options options, args.sizes.options());
+  options.values = true;  // a plan without data runs nothing
   const std::int64_t start = monotonic_ns();
   REFIT_ASSIGN(const auto sides, layouts(args));
   if (!args.explain.empty()) {

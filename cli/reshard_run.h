@@ -1,21 +1,11 @@
-// Runs a plan on files: raw buffers in, raw buffers out.
+// `refit reshard`: a plan run on raw buffer files, `rank<R>.<buffer>.bin` in and out.
 #pragma once
 #include <string>
-#include <vector>
 
-#include "model/model.h"
-#include "plan/plan.h"
+#include "cli/mover.h"
 
 namespace refit::cli {
 
-struct ReshardReport {
-  PlanId id;
-  std::int64_t bytes_needed = 0, bytes_written = 0, ranks = 0, pieces = 0;
-  std::vector<std::string> unwanted;
-  std::vector<std::string> inexact;  // tensors whose permitted cast changed a value
-};
-
-// `out` appears complete or not at all; it may exist only as an empty directory.
 Result<ReshardReport> reshard(const model::Layout& source, const std::string& source_dir, const model::Layout& target,
                               const std::string& out, const plan::Options& options);
 

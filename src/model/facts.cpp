@@ -14,36 +14,22 @@ constexpr std::size_t kShown = 5;
 bool derived(std::string_view name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
 // The tensors that a checkpoint of this configuration has, experts stacked or not.
-std::vector<LogicalTensor> tensors_of(const ModelConfig& config, const std::vector<std::vector<Dims>>& shapes,
-                                      bool fused) {
+Result<std::vector<LogicalTensor>> tensors_of(const ModelConfig& config, bool fused) {
   std::vector<LogicalTensor> out;
-  for (std::size_t r = 0; r < config.family->rows.size(); ++r) {
-    const Row& row = config.family->rows[r];
+  for (const Row& row : config.family->rows) {
     if (!config.active(row)) continue;
-    const bool expert_row = row.kind == Kind::kExpertGateUp || row.kind == Kind::kExpertDown;
-    const std::int64_t experts = expert_row ? config.size("E") : 1;
+    REFIT_ASSIGN(const std::vector<Dims> shapes, config.shapes(row));
     for (std::int64_t layer : config.layers(row)) {
-      if (expert_row && fused) {
-        Dims shape = shapes[r][0];
-        for (std::size_t m = 1; m < shapes[r].size(); ++m) shape[0] += shapes[r][m][0];
-        shape.insert(shape.begin(), experts);
-        out.push_back({instantiate(row.fused, layer, 0), shape, config.dtype});
+      if (fused && !row.fused.empty()) {
+        Dims shape = shapes[0];
+        for (std::size_t m = 1; m < shapes.size(); ++m) shape[0] += shapes[m][0];
+        shape.insert(shape.begin(), config.experts(row));
+        out.push_back({config.name(row.fused, layer, 0), shape, config.dtype});
         continue;
       }
-      for (std::int64_t e = 0; e < experts; ++e)
+      for (std::int64_t e = 0; e < config.experts(row); ++e)
         for (std::size_t m = 0; m < row.members.size(); ++m)
-          out.push_back({instantiate(row.members[m].name, layer, e), shapes[r][m], config.dtype});
-    }
-  }
-  return out;
-}
-
-Result<std::vector<std::vector<Dims>>> shapes_of(const ModelConfig& config) {
-  std::vector<std::vector<Dims>> out;
-  for (const Row& row : config.family->rows) {
-    out.emplace_back();
-    for (const Member& m : row.members) {
-      REFIT_ASSIGN(out.back().emplace_back(), evaluate_terms(m.shape, config.symbols));
+          out.push_back({config.name(row.members[m].name, layer, e), shapes[m], config.dtype_of(row.members[m])});
     }
   }
   return out;
@@ -59,7 +45,7 @@ bool has_fused_experts(const ModelConfig& config, const Catalogue& names) {
   std::set<std::string> stacked;
   for (const Row& row : config.family->rows)
     if (!row.fused.empty())
-      for (std::int64_t layer : config.layers(row)) stacked.insert(instantiate(row.fused, layer, 0));
+      for (std::int64_t layer : config.layers(row)) stacked.insert(config.name(row.fused, layer, 0));
   return std::any_of(names.tensors.begin(), names.tensors.end(),
                      [&](const LogicalTensor& t) { return stacked.contains(t.name); });
 }
@@ -76,24 +62,23 @@ Result<Catalogue> catalogue_of(std::string_view config_json, std::string_view na
   if (naming != "per-expert" && naming != "fused")
     return Error(Code::kInvalid, "naming '" + std::string(naming) + "' is neither per-expert nor fused");
   REFIT_ASSIGN(const ModelConfig config, read_config(config_json));
-  REFIT_ASSIGN(const auto shapes, shapes_of(config));
   Catalogue out;
-  out.tensors = tensors_of(config, shapes, naming == "fused");
+  REFIT_ASSIGN(out.tensors, tensors_of(config, naming == "fused"));
   std::sort(out.tensors.begin(), out.tensors.end(),
             [](const LogicalTensor& a, const LogicalTensor& b) { return a.name < b.name; });
-  if (config.flag("tied")) out.tied.emplace_back(kEmbedding, kHead);
+  out.tied = config.ties();
   return out;
 }
 
 Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& names) {
   CheckpointFacts facts;
   facts.fused = has_fused_experts(config, names);
-  REFIT_ASSIGN(const auto shapes, shapes_of(config));
+  REFIT_ASSIGN(const auto wanted, tensors_of(config, facts.fused));
   std::map<std::string_view, const LogicalTensor*> given;
   for (const LogicalTensor& t : names.tensors)
     if (!derived(t.name)) given.emplace(t.name, &t);
   std::vector<std::string> missing;
-  for (const LogicalTensor& want : tensors_of(config, shapes, facts.fused)) {
+  for (const LogicalTensor& want : wanted) {
     const auto found = given.find(want.name);
     if (found == given.end()) {
       missing.push_back(want.name);
@@ -103,22 +88,23 @@ Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& n
       return Error(Code::kMismatch, "the checkpoint has " + want.name + " as " + dims_text(found->second->shape) +
                                         ", config.json says " + dims_text(want.shape))
           .at_tensor(want.name);
-    if (found->second->dtype != config.dtype) facts.dtypes[want.name] = found->second->dtype;
+    if (found->second->dtype != want.dtype) facts.dtypes[want.name] = found->second->dtype;
     given.erase(found);
   }
   if (!missing.empty())
     return Error(Code::kMismatch, "the checkpoint lacks " + some(missing) + ", which config.json asks for")
         .at_tensor(missing[0]);
-  if (const auto head = given.find(kHead); head != given.end() && config.flag("tied")) {
-    const Dims want{config.size("V"), config.size("H")};
-    const auto embedding = facts.dtypes.find(std::string(kEmbedding));
-    if (head->second->shape != want ||
-        head->second->dtype != (embedding == facts.dtypes.end() ? config.dtype : embedding->second))
-      return Error(Code::kMismatch,
-                   "lm_head.weight is tied to model.embed_tokens.weight but has another shape or dtype")
-          .at_tensor(std::string(kHead));
-    facts.tied_copy = true;
-    given.erase(head);
+  for (const auto& [primary, copy] : config.ties()) {
+    const auto found = given.find(copy);
+    if (found == given.end()) continue;
+    const auto first =
+        std::find_if(names.tensors.begin(), names.tensors.end(),
+                     [&, want = std::string_view(primary)](const LogicalTensor& t) { return t.name == want; });
+    if (first == names.tensors.end() || first->shape != found->second->shape || first->dtype != found->second->dtype)
+      return Error(Code::kMismatch, copy + " is tied to " + primary + " but has another shape or dtype")
+          .at_tensor(copy);
+    facts.copies.insert(copy);
+    given.erase(found);
   }
   if (!given.empty()) {
     std::vector<std::string> unknown;
@@ -134,11 +120,11 @@ Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& n
   for (const Row& row : config.family->rows)
     if (!row.fused.empty())
       for (std::int64_t layer : config.layers(row)) {
-        const auto found = facts.dtypes.find(instantiate(row.fused, layer, 0));
+        const auto found = facts.dtypes.find(config.name(row.fused, layer, 0));
         if (found == facts.dtypes.end()) continue;
         spread.erase(found->first);
-        for (std::int64_t e = 0; e < config.size("E"); ++e)
-          for (const Member& m : row.members) spread.emplace(instantiate(m.name, layer, e), found->second);
+        for (std::int64_t e = 0; e < config.experts(row); ++e)
+          for (const Member& m : row.members) spread.emplace(config.name(m.name, layer, e), found->second);
       }
   facts.dtypes = std::move(spread);
   return facts;

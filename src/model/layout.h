@@ -57,6 +57,7 @@ struct Parameter {
   DType dtype = DType::kBF16;
   std::uint32_t buffer = 0;
   std::int64_t offset = 0;  // bytes in the buffer, row-major from there
+  std::string value;        // the transform that makes its values from the logical ones; empty: none
 };
 
 // Where one shard of one tensor lies in one rank's memory.
@@ -123,6 +124,9 @@ class Layout {
   // For each of `tensors`, and for each shard of its pattern (in order) that `rank` owns: where it lies. The planner
   // asks this of every sender of a rank; the default goes through expand(), a layout that can be quicker overrides it.
   virtual Result<std::vector<Place>> places(Rank rank, std::span<const TensorId> tensors) const;
+  // Tensors that this side stores as results of a value transform, with its name. Bytes moved into or out of their
+  // holdings are not their values: only a mover that runs the transform may touch them.
+  virtual std::vector<std::pair<TensorId, std::string_view>> values() const { return {}; }
   virtual const Recipe* recipe() const { return nullptr; }
   // JSON from which read_layout() makes an equal layout (recipe with config, or explicit holdings).
   virtual std::string serialise() const = 0;

@@ -238,7 +238,47 @@ json holding_json(const Holding& h, const Catalogue& catalogue, const RankLayout
   return out;
 }
 
+// What a rank holds, wherever it lies.
+std::vector<std::string> boxes_of(const Layout& layout, const RankLayout& rank) {
+  std::vector<std::string> out;
+  for (const Holding& h : rank.holdings) {
+    std::string text = layout.catalogue().tensors[h.tensor.value].name + " " + to_string(h.box) + " " +
+                       std::string(to_string(h.dtype));
+    for (const Dims& axis : h.view.radices) text += json(axis).dump();
+    out.push_back(text + json(h.strides).dump());
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+Status check_same_boxes(const Layout& made, const Layout& said) {
+  if (made.world() != said.world() || made.catalogue().tensors != said.catalogue().tensors)
+    return Error(Code::kMismatch, "layout: its recipe makes " + std::to_string(made.world()) + " ranks of " +
+                                      std::to_string(made.catalogue().tensors.size()) + " tensors, its lists have " +
+                                      std::to_string(said.world()) + " of " +
+                                      std::to_string(said.catalogue().tensors.size()));
+  for (std::int64_t r = 0; r < made.world(); ++r) {
+    const Rank rank(static_cast<std::uint32_t>(r));
+    REFIT_ASSIGN(const RankLayout a, made.expand(rank));
+    REFIT_ASSIGN(const RankLayout b, said.expand(rank));
+    if (boxes_of(made, a) != boxes_of(said, b))
+      return Error(Code::kMismatch,
+                   "layout: rank " + std::to_string(r) + " lists other holdings than its recipe makes");
+  }
+  return {};
+}
+
 }  // namespace
+
+Result<std::string> describe_files(const Layout& made, const std::vector<RankLayout>& ranks) {
+  if (!made.recipe()) return Error(Code::kInternal, "describe_files() of a layout that no rules made");
+  std::string text = write_explicit(made.catalogue(), ranks, made.instances());
+  // Both are objects: one text in the other's braces.
+  std::string recipe = made.serialise();
+  recipe.erase(recipe.find_last_of('}'));
+  while (recipe.back() == '\n' || recipe.back() == ' ') recipe.pop_back();
+  return recipe + "," + text.substr(1);
+}
 
 std::string write_explicit(const Catalogue& catalogue, const std::vector<RankLayout>& ranks, std::int64_t instances) {
   json top{{"tensors", json::object()}, {"ranks", json::array()}, {"tied", json::array()}};
@@ -262,11 +302,14 @@ std::string write_explicit(const Catalogue& catalogue, const std::vector<RankLay
 Result<std::shared_ptr<const Layout>> read_layout(std::string_view text) {
   REFIT_ASSIGN(const json top, parse(text));
   if (!top.is_object()) return invalid("layout", "must be an object");
-  if (top.contains("recipe")) {
-    REFIT_TRY(check_keys(top, "layout", {{"recipe", true}}));
-    return read_recipe(top["recipe"].dump());
-  }
-  return read_explicit(top);
+  if (!top.contains("recipe")) return read_explicit(top);
+  auto made = read_recipe(top["recipe"].dump());
+  if (!made.ok() || top.size() == 1) return made;
+  json rest = top;
+  rest.erase("recipe");
+  REFIT_ASSIGN(const auto said, read_explicit(rest));
+  REFIT_TRY(check_same_boxes(**made, *said));
+  return made;
 }
 
 }  // namespace refit::model

@@ -2,3 +2,4 @@
 #pragma once
 #include "model/layout.h"
 #include "model/recipe.h"
+#include "model/values.h"

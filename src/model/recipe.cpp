@@ -12,16 +12,16 @@ using nlohmann::json;
 Error bad(const std::string& what) { return Error(Code::kInvalid, "recipe: " + what); }
 
 Status check_keys(const json& recipe) {
-  static constexpr std::string_view kKeys[] = {"family",       "spec",   "config",    "config_digest",
-                                               "rules_digest", "naming", "tied_copy", "dtypes"};
+  static constexpr std::string_view kKeys[] = {"family", "spec",   "config", "config_digest", "rules_digest",
+                                               "naming", "copies", "dtypes", "values"};
   for (const auto& [key, value] : recipe.items())
     if (std::find(std::begin(kKeys), std::end(kKeys), key) == std::end(kKeys)) return bad("unknown key '" + key + "'");
   for (std::string_view key : {"family", "spec", "config_digest", "rules_digest", "naming"})
     if (!recipe.contains(key) || !recipe[std::string(key)].is_string())
       return bad("key '" + std::string(key) + "' must be a string");
   if (!recipe.contains("config") || !recipe["config"].is_object()) return bad("key 'config' must be an object");
-  if (!recipe.contains("tied_copy") || !recipe["tied_copy"].is_boolean())
-    return bad("key 'tied_copy' must be true or false");
+  if (!recipe.contains("copies") || !recipe["copies"].is_array()) return bad("key 'copies' must be a list");
+  if (!recipe.contains("values") || !recipe["values"].is_object()) return bad("key 'values' must be an object");
   if (!recipe.contains("dtypes") || !recipe["dtypes"].is_object()) return bad("key 'dtypes' must be an object");
   return {};
 }
@@ -32,13 +32,23 @@ Result<CheckpointFacts> facts_of(const json& recipe) {
   if (naming != "fused" && naming != "per-expert")
     return bad("naming '" + naming + "' is neither per-expert nor fused");
   facts.fused = naming == "fused";
-  facts.tied_copy = recipe["tied_copy"].get<bool>();
+  for (const json& name : recipe["copies"]) {
+    if (!name.is_string()) return bad("key 'copies' must be a list of names");
+    facts.copies.insert(name.get<std::string>());
+  }
   for (const auto& [name, value] : recipe["dtypes"].items()) {
     const auto dtype = value.is_string() ? dtype_from_string(value.get_ref<const std::string&>()) : std::nullopt;
     if (!dtype) return bad("dtype of '" + name + "' is not one of the dtypes of layout files");
     facts.dtypes.emplace(name, *dtype);
   }
   return facts;
+}
+
+// Tensors that this side stores as results of a value transform, by its name.
+json values_json(const Layout& layout) {
+  json out = json::object();
+  for (const auto& [tensor, value] : layout.values()) out[layout.catalogue().tensors[tensor.value].name] = value;
+  return out;
 }
 
 }  // namespace
@@ -52,8 +62,9 @@ std::string RuleLayout::serialise() const {
                     {"config_digest", recipe_.config_digest.hex()},
                     {"rules_digest", recipe_.rules_digest.hex()},
                     {"naming", facts_.fused ? "fused" : "per-expert"},
-                    {"tied_copy", facts_.tied_copy},
-                    {"dtypes", dtypes}};
+                    {"copies", facts_.copies},
+                    {"dtypes", dtypes},
+                    {"values", values_json(*this)}};
   return json{{"recipe", recipe}}.dump(1);
 }
 
@@ -76,6 +87,12 @@ Result<std::shared_ptr<const Layout>> read_recipe(const std::string& recipe_json
     return Error(Code::kMismatch, "recipe: it was made by other rules (" + recipe["rules_digest"].get<std::string>() +
                                       ", this build has " + made->recipe()->rules_digest.hex() +
                                       "); write the layout again with this build");
+  if (recipe["values"] != values_json(*made)) return bad("key 'values' names other transforms than the rules do");
+  for (const std::string& copy : made->facts().copies) {
+    const auto ties = made->config().ties();
+    if (std::none_of(ties.begin(), ties.end(), [&](const auto& tie) { return tie.second == copy; }))
+      return bad("copies names '" + copy + "', which the model does not tie");
+  }
   for (const auto& [name, dtype] : made->facts().dtypes) {
     const auto& tensors = made->catalogue().tensors;
     const auto at = std::lower_bound(tensors.begin(), tensors.end(), name,

@@ -17,6 +17,11 @@ Result<std::shared_ptr<const Layout>> read_recipe(const std::string& recipe_json
 // to `hf`. Errors: kUnsupported when `made` did not come from rules; else as rule_layout().
 Result<std::shared_ptr<const Layout>> sibling_layout(const Layout& made, std::string_view spec);
 
+// A layout file that says both: the recipe, and explicit holdings of ranks that lie otherwise than the rules put them
+// (other buffers, offsets and files, the same tensors and boxes). read_layout() compares the two and returns the
+// recipe's layout.
+Result<std::string> describe_files(const Layout& made, const std::vector<RankLayout>& ranks);
+
 // The text of config.json of a well-known model, `NAME` or `NAME@layers=N`. Errors: kInvalid listing the names.
 Result<std::string> builtin_config(std::string_view name);
 std::vector<std::string> builtin_names();

@@ -9,26 +9,7 @@ namespace refit::model {
 namespace {
 
 // Changes when the meaning of a table entry does.
-constexpr std::string_view kRulesVersion = "refit rules 1";
-
-std::string_view side_name(const Side& side, const Row& row) {
-  switch (side.names) {
-    case Names::kEngine:
-      return row.engine;
-    case Names::kMegatron:
-      return row.megatron;
-    case Names::kFused:
-      return row.fused;
-  }
-  return {};
-}
-
-bool in_order(const Holding& a, const Holding& b) {
-  if (a.tensor != b.tensor) return a.tensor < b.tensor;
-  for (std::size_t f = 0; f < std::min(a.box.size(), b.box.size()); ++f)
-    if (a.box[f].lo != b.box[f].lo) return a.box[f].lo < b.box[f].lo;
-  return a.offset < b.offset;
-}
+constexpr std::string_view kRulesVersion = "refit rules 2";
 
 bool lies_in(const PatternShard& shard, const Lie& lie, std::int64_t item) {
   if (shard.box != lie.box || shard.view != lie.view) return false;
@@ -37,10 +18,20 @@ bool lies_in(const PatternShard& shard, const Lie& lie, std::int64_t item) {
   return true;
 }
 
-Result<Mesh> mesh_of(const Side& side, const Spec& spec) {
-  std::vector<Mesh::Axis> axes = side.axes(spec);
-  axes.insert(axes.begin(), {"replicas", spec.number("replicas")});
-  return Mesh::make(std::move(axes));
+Result<std::vector<Mesh>> meshes_of(const Side& side, const Spec& spec) {
+  std::vector<Mesh> out;
+  for (std::vector<Mesh::Axis> axes : side.grids(spec)) {
+    axes.insert(axes.begin(), {"replicas", spec.number("replicas")});
+    REFIT_ASSIGN(out.emplace_back(), Mesh::make(std::move(axes)));
+    REFIT_CHECK(out.back().size() == out.front().size());
+  }
+  return out;
+}
+
+std::string_view value_of(const Program& program) {
+  for (const Op& op : program)
+    if (op.code == OpCode::kValue) return op.term;
+  return {};
 }
 
 }  // namespace
@@ -53,9 +44,7 @@ Result<std::shared_ptr<const RuleLayout>> RuleLayout::make(ModelConfig config, S
   REFIT_ASSIGN(out->side_, side_of(out->spec_.side == "fsdp" ? "fsdp=1" : out->spec_.side));
   if (out->side_ == &hf_side() && out->facts_.fused) out->spec_.texts.emplace("naming", "fused");
   REFIT_TRY(out->side_->check(out->spec_, out->config_));
-  REFIT_ASSIGN(out->mesh_, mesh_of(*out->side_, out->spec_));
-  out->symbols_ = out->config_.symbols;
-  for (const auto& [key, value] : out->spec_.numbers) out->symbols_.emplace(key, value);
+  REFIT_ASSIGN(out->meshes_, meshes_of(*out->side_, out->spec_));
   REFIT_TRY(out->activate_rows());
   REFIT_TRY(out->build_catalogue());
   REFIT_TRY(out->check_dtypes());
@@ -65,32 +54,92 @@ Result<std::shared_ptr<const RuleLayout>> RuleLayout::make(ModelConfig config, S
 }
 
 Status RuleLayout::activate_rows() {
-  const std::vector<SideRule> rules = side_->rules(spec_);
+  const std::vector<SideRule> rules = side_->rules(spec_, config_);
   std::size_t next = 0, next_slot = 0;
   for (const Row& row : config_.family->rows) {
     if (!config_.active(row)) continue;
     ActiveRow active;
     active.row = &row;
+    active.kind = row.kind;
     active.layers = config_.layers(row);
     if (active.layers.empty()) continue;
     const auto rule = std::find_if(rules.begin(), rules.end(), [&](const SideRule& r) { return r.kind == row.kind; });
-    if (rule == rules.end())
-      return Error(Code::kUnsupported, spec_.side + ": no rule for " + std::string(row.members[0].name));
-    active.rule = *rule;
-    for (const Member& m : row.members) {
-      REFIT_ASSIGN(active.shapes.emplace_back(), evaluate_terms(m.shape, symbols_));
-    }
-    if (active.per_expert()) active.experts = config_.size("E");
-    if (active.rule.per != Per::kTensor) {
-      const std::string_view own = side_name(*side_, row);
-      active.names.push_back(own.empty() ? row.members[0].name : own);
-    }
-    if (side_ == &hf_side() && facts_.tied_copy && row.members[0].name == kEmbedding) active.copy = kHead;
+    for (const Own& own : row.own)
+      if (own.side == side_->names) active.per = own.per, active.programs.push_back(own.program);
+    if (active.programs.empty() && rule != rules.end()) active.per = rule->per, active.programs = {rule->program};
+    if (active.programs.empty())
+      return Error(Code::kUnsupported, spec_.side + ": no rule for " + std::string(row.members[0].name))
+          .at_tensor(std::string(row.members[0].name));
+    REFIT_ASSIGN(active.symbols, config_.symbols_of(row));
+    for (const auto& [key, value] : spec_.numbers) active.symbols.emplace(key, value);
+    REFIT_ASSIGN(active.shapes, config_.shapes(row));
+    active.experts = config_.experts(row);
+    active.picks = active.per == Per::kExpert && active.experts == 1;
+    active.stacks = std::any_of(active.programs[0].begin(), active.programs[0].end(),
+                                [](const Op& op) { return op.code == OpCode::kStack; });
+    active.grid = is_expert(row.kind) ? meshes_.size() - 1 : 0;
+    active.names = side_->name_of(spec_, config_, row, active.per);
+    REFIT_TRY(share_out(active));
+    active.parameter_experts = active.stacked() ? 1 : active.picks ? config_.size("E") : active.experts;
+    REFIT_TRY(place(active));
     active.first = next;
     active.first_slot = next_slot;
     next += active.layers.size() * static_cast<std::size_t>(active.experts) * active.shapes.size();
     next_slot += active.layers.size() * active.own_experts() * active.own_members() * active.copies();
     rows_.push_back(std::move(active));
+  }
+  return {};
+}
+
+// Which parameter holds which member.
+Status RuleLayout::share_out(ActiveRow& active) const {
+  const std::size_t members = active.shapes.size();
+  if (active.per == Per::kRow && active.programs.size() == 1 && active.names.size() == members && members > 1)
+    active.per = Per::kTensor;
+  active.parameter_of.assign(members, 0);
+  if (active.split()) {
+    active.programs.assign(members, active.programs[0]);
+    std::iota(active.parameter_of.begin(), active.parameter_of.end(), 0u);
+  } else {
+    for (std::size_t p = 0; p < active.programs.size(); ++p)
+      for (const Op& op : active.programs[p])
+        if (op.code == OpCode::kLoad) active.parameter_of.at(static_cast<std::size_t>(op.count)) = p;
+  }
+  if (active.names.size() == active.programs.size()) return {};
+  return Error(Code::kInternal, "rule table: " + spec_.side + " names " + std::to_string(active.names.size()) +
+                                    " parameters of " + std::string(active.row->members[0].name) + ", its rule makes " +
+                                    std::to_string(active.programs.size()));
+}
+
+// The pipeline stage of each layer, and further parameters of the same tensor.
+Status RuleLayout::place(ActiveRow& active) const {
+  const std::int64_t decoder = config_.size("L");
+  std::vector<Stage> stages;
+  std::int64_t last = 0, chunks = 1;
+  if (side_->stages) {
+    REFIT_ASSIGN(stages, side_->stages(spec_, decoder));
+    last = spec_.number("pp") - 1;
+    chunks = spec_.number("vpp");
+  }
+  for (std::int64_t layer : active.layers) {
+    if (layer < 0)
+      active.spots.push_back(active.row->first_stage ? Spot{} : Spot{last, chunks - 1, 0});
+    else if (layer >= decoder)
+      active.spots.push_back({side_->drafts ? last : -1, chunks - 1, side_->stages ? layer - decoder : layer});
+    else if (stages.empty())
+      active.spots.push_back({0, 0, layer});
+    else
+      active.spots.push_back({stages[static_cast<std::size_t>(layer)].stage,
+                              stages[static_cast<std::size_t>(layer)].chunk,
+                              stages[static_cast<std::size_t>(layer)].layer});
+  }
+  const std::string_view name = active.row->members[0].name;
+  if (side_ == &hf_side()) {
+    for (const auto& [primary, copy] : config_.ties())
+      if (primary == name && facts_.copies.contains(copy)) active.extra.push_back({copy, {}});
+  } else if (side_->copies) {
+    for (const auto& [primary, copy] : side_->copies(spec_, config_))
+      if (primary == name) active.extra.push_back({std::string(copy), {last, chunks - 1, 0}});
   }
   return {};
 }
@@ -102,8 +151,9 @@ Status RuleLayout::build_catalogue() {
     for (std::size_t l = 0; l < rows_[r].layers.size(); ++l)
       for (std::int64_t e = 0; e < rows_[r].experts; ++e)
         for (std::size_t m = 0; m < rows_[r].shapes.size(); ++m) {
-          LogicalTensor t{instantiate(rows_[r].row->members[m].name, rows_[r].layers[l], e), rows_[r].shapes[m],
-                          config_.dtype};
+          const Member& member = rows_[r].row->members[m];
+          LogicalTensor t{config_.name(member.name, rows_[r].layers[l], e), rows_[r].shapes[m],
+                          config_.dtype_of(member)};
           refs.push_back({static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(l), e, static_cast<int>(m)});
           const auto other = facts_.dtypes.find(t.name);
           if (other != facts_.dtypes.end()) t.dtype = other->second;
@@ -119,26 +169,31 @@ Status RuleLayout::build_catalogue() {
     refs_.push_back(refs[order[i]]);
     catalogue_.tensors.push_back(std::move(tensors[order[i]]));
   }
-  if (config_.flag("tied")) catalogue_.tied.emplace_back(kEmbedding, kHead);
+  for (std::size_t i = 1; i < catalogue_.tensors.size(); ++i)
+    if (catalogue_.tensors[i].name == catalogue_.tensors[i - 1].name)
+      return Error(Code::kUnsupported, "family " + std::string(config_.family->name) +
+                                           ": this configuration has two tensors named " + catalogue_.tensors[i].name)
+          .at_tensor(catalogue_.tensors[i].name);
+  catalogue_.tied = config_.ties();
   return {};
 }
 
 // A parameter has one dtype, so its tensors must.
 Status RuleLayout::check_dtypes() const {
-  for (const ActiveRow& row : rows_) {
-    if (row.rule.per == Per::kTensor) continue;
-    const bool stacked = row.rule.per == Per::kStack;
-    const std::size_t group = row.shapes.size() * static_cast<std::size_t>(stacked ? row.experts : 1);
-    const std::size_t end = row.first + row.layers.size() * static_cast<std::size_t>(row.experts) * row.shapes.size();
-    for (std::size_t i = row.first; i < end; ++i) {
-      const LogicalTensor& a = catalogue_.tensors[ids_[row.first + (i - row.first) / group * group].value];
-      const LogicalTensor& b = catalogue_.tensors[ids_[i].value];
-      if (a.dtype != b.dtype)
-        return Error(Code::kUnsupported, spec_.side + " holds " + a.name + " (" + std::string(to_string(a.dtype)) +
-                                             ") and " + b.name + " (" + std::string(to_string(b.dtype)) +
-                                             ") in one parameter; their dtypes must agree");
-    }
-  }
+  for (const ActiveRow& row : rows_)
+    for (std::size_t l = 0; l < row.layers.size(); ++l)
+      for (std::int64_t e = 0; e < row.experts; ++e)
+        for (std::size_t m = 0; m < row.shapes.size(); ++m) {
+          const int member = static_cast<int>(m);
+          const std::size_t anchor = row.index(l, row.stacked() ? 0 : e, row.member_in(row.parameter_of[m]));
+          const LogicalTensor& a = catalogue_.tensors[ids_[anchor].value];
+          const LogicalTensor& b = catalogue_.tensors[ids_[row.index(l, e, member)].value];
+          if (a.dtype != b.dtype)
+            return Error(Code::kUnsupported, spec_.side + " holds " + a.name + " (" + std::string(to_string(a.dtype)) +
+                                                 ") and " + b.name + " (" + std::string(to_string(b.dtype)) +
+                                                 ") in one parameter; their dtypes must agree")
+                .at_tensor(b.name);
+        }
   return {};
 }
 
@@ -146,9 +201,11 @@ void RuleLayout::seal() {
   Hasher rules;
   rules.add_text(kRulesVersion).add_text(side_->name);
   for (const ActiveRow& row : rows_) {
-    rules.add_u64(static_cast<std::uint64_t>(row.rule.per)).add_text(to_string(row.rule.program));
-    for (std::string_view name : row.names) rules.add_text(name);
-    for (const Member& m : row.row->members) rules.add_text(m.name).add_text(m.shape);
+    rules.add_u64(static_cast<std::uint64_t>(row.per));
+    for (const Program& program : row.programs) rules.add_text(to_string(program));
+    for (const std::string& name : row.names) rules.add_text(name);
+    for (const ActiveRow::Copy& copy : row.extra) rules.add_text(copy.name);
+    for (const Member& m : row.row->members) rules.add_text(m.name).add_text(m.shape).add_text(m.dtype);
   }
   recipe_ = {std::string(config_.family->name), canonical_spec(spec_), hash128(config_.canonical), rules.finish()};
   Hasher all;
@@ -156,9 +213,21 @@ void RuleLayout::seal() {
       .add_text(recipe_.spec)
       .add_text(recipe_.config_digest.hex())
       .add_text(recipe_.rules_digest.hex());
-  all.add_u64(facts_.tied_copy ? 1 : 0);
+  for (const std::string& name : facts_.copies) all.add_text(name);
+  all.add_u64(facts_.copies.size());
   for (const auto& [name, dtype] : facts_.dtypes) all.add_text(name).add_text(to_string(dtype));
   digest_ = all.finish();
+}
+
+std::vector<std::pair<TensorId, std::string_view>> RuleLayout::values() const {
+  std::vector<std::pair<TensorId, std::string_view>> out;
+  for (const ActiveRow& row : rows_)
+    if (const std::string_view value = value_of(row.programs[0]); !value.empty())
+      for (std::size_t l = 0; l < row.layers.size(); ++l)
+        for (std::int64_t e = 0; e < row.experts && row.spots[l].stage >= 0; ++e)
+          for (std::size_t m = 0; m < row.shapes.size(); ++m)
+            out.emplace_back(ids_[row.index(l, e, static_cast<int>(m))], value);
+  return out;
 }
 
 std::string RuleLayout::host(Rank rank) const {
@@ -167,63 +236,111 @@ std::string RuleLayout::host(Rank rank) const {
   return name + "-" + std::to_string(rank.value / static_cast<std::uint64_t>(spec_.number("gpus_per_host")));
 }
 
-Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow& row, const Coordinates& at) const {
+Interval RuleLayout::experts_at(const ActiveRow& row, const Coordinates& at) const {
+  const Mesh::Part part = meshes_[row.grid].part("ep", at);
+  const std::int64_t each = row.parameter_experts / part.count;
+  return {part.index * each, (part.index + 1) * each};
+}
+
+Result<RuleLayout::Template> RuleLayout::one_template(const ActiveRow& row, const Frame& frame,
+                                                      std::size_t member) const {
+  const std::string name(row.row->members[static_cast<std::size_t>(row.member_in(member))].name);
+  auto made = run(row.programs[member], frame);
+  if (!made.ok()) {
+    Error e = std::move(made).error();
+    e.message = "SPEC '" + canonical_spec(spec_) + "': " + name + ": " + e.message;
+    return std::move(e).at_tensor(name);
+  }
+  const auto elements = checked_extent_product(made->shape);
+  if (!elements || !checked_mul(*elements, 16))
+    return Error(Code::kInvalid, "SPEC '" + canonical_spec(spec_) + "': " + name + " passes 2^63 bytes on a rank");
+  Template t{made->shape, *elements, made->cast, made->value, {}};
+  if (std::find(t.shape.begin(), t.shape.end(), 0) != t.shape.end()) t.elements = 0;
+  for (const Piece& p : made->pieces)
+    if (!empty(p.box))
+      t.parts.push_back({row.split() ? static_cast<int>(member) : p.member, p.expert, lie_of(p, made->shape)});
+  return t;
+}
+
+Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow& row, const Coordinates& at,
+                                                                std::int64_t experts) const {
   std::vector<Template> out;
-  const std::size_t count = row.rule.per == Per::kTensor ? row.shapes.size() : 1;
-  for (std::size_t m = 0; m < count; ++m) {
-    Frame frame{&symbols_, &mesh_, &at, row.shapes, row.experts};
-    if (row.rule.per == Per::kTensor) frame.members = {row.shapes[m]};
-    auto made = run(row.rule.program, frame);
-    if (!made.ok()) {
-      Error e = std::move(made).error();
-      e.message = "SPEC '" + canonical_spec(spec_) + "': " + std::string(row.row->members[m].name) + ": " + e.message;
-      return e;
+  if (row.nowhere()) return out;
+  const Interval picked = row.picks ? experts_at(row, at) : Interval{0, 1};
+  for (std::int64_t e = picked.lo; e < picked.hi; ++e)
+    for (std::size_t m = 0; m < row.own_members(); ++m) {
+      Frame frame{&row.symbols, &meshes_[row.grid], &at, row.shapes, experts, e};
+      if (row.split()) frame.members = {row.shapes[m]};
+      REFIT_ASSIGN(out.emplace_back(), one_template(row, frame, m));
     }
-    const auto elements = checked_extent_product(made->shape);
-    if (!elements || !checked_mul(*elements, 16))
-      return Error(Code::kInvalid, "SPEC '" + canonical_spec(spec_) + "': " + std::string(row.row->members[m].name) +
-                                       " passes 2^63 bytes on a rank");
-    Template t{made->shape, *elements, made->cast, {}};
-    if (std::find(t.shape.begin(), t.shape.end(), 0) != t.shape.end()) t.elements = 0;
-    for (const Piece& p : made->pieces)
-      if (!empty(p.box))
-        t.parts.push_back(
-            {row.rule.per == Per::kTensor ? static_cast<int>(m) : p.member, p.expert, lie_of(p, made->shape)});
-    out.push_back(std::move(t));
+  return out;
+}
+
+Result<RuleLayout::Made> RuleLayout::make_all(Rank rank) const {
+  if (rank.value >= world())
+    return Error(Code::kInvalid, "rank " + std::to_string(rank.value) + " is outside the " + std::to_string(world()) +
+                                     " ranks of SPEC '" + canonical_spec(spec_) + "'");
+  std::vector<Coordinates> at;
+  for (const Mesh& mesh : meshes_) at.push_back(mesh.coordinates(rank.value));
+  Made out;
+  out.stage = meshes_[0].part("pp", at[0]).index;
+  for (const ActiveRow& row : rows_) {
+    REFIT_ASSIGN(out.rows.emplace_back(), templates(row, at[row.grid]));
+    if (row.per == Per::kExpert) out.experts = experts_at(row, at[row.grid]);
   }
   return out;
 }
 
+const RuleLayout::Template* RuleLayout::find(const Made& made, const Slot& slot) const {
+  const ActiveRow& row = rows_[slot.row];
+  const Spot& spot = slot.copy > 0 ? row.extra[slot.copy - 1].spot : row.spots[slot.layer];
+  if (spot.stage != made.stage) return nullptr;
+  auto which = static_cast<std::size_t>(slot.member);
+  if (row.per == Per::kExpert) {
+    if (slot.expert < made.experts.lo || slot.expert >= made.experts.hi) return nullptr;
+    if (row.picks) which += static_cast<std::size_t>(slot.expert - made.experts.lo) * row.own_members();
+  }
+  return &made.rows[slot.row][which];
+}
+
 std::string RuleLayout::parameter_name(const Slot& slot) const {
   const ActiveRow& row = rows_[slot.row];
-  if (slot.copy) return std::string(row.copy);
-  return instantiate(row.names.empty() ? row.row->members[static_cast<std::size_t>(slot.member)].name : row.names[0],
-                     row.layers[slot.layer], slot.expert);
+  const Spot& spot = slot.copy > 0 ? row.extra[slot.copy - 1].spot : row.spots[slot.layer];
+  std::string name = slot.copy > 0 ? row.extra[slot.copy - 1].name : row.names[static_cast<std::size_t>(slot.member)];
+  const std::int64_t layer = row.layers[slot.layer], draft = layer - config_.size("L");
+  if (draft >= 0 && !side_->draft.empty() && name.starts_with(side_->decoder))
+    name.replace(0, side_->decoder.size(), side_->draft);
+  std::int64_t expert = slot.expert;
+  if (row.per == Per::kExpert) {
+    const Coordinates first(meshes_[row.grid].axes().size(), 0);
+    expert %= std::max<std::int64_t>(1, experts_at(row, first).size());
+  }
+  if (!side_->stages) return config_.name(name, layer, expert);
+  name = instantiate(name, spot.layer, draft, expert);
+  if (spec_.number("vpp") == 1) return name;
+  return "chunk" + std::to_string(spot.chunk) + "." + name;
 }
 
 // Wide items first, then names: every parameter is aligned to its items without gaps, so that the buffer's bytes are
 // the data section of a safetensors file. The order does not depend on the rank.
 Status RuleLayout::build_slots() {
-  REFIT_ASSIGN(const Templates made, all_templates(Rank{0}));
+  REFIT_ASSIGN(const Made made, make_all(Rank{0}));
   std::vector<std::pair<std::string, Slot>> named;
   for (std::size_t r = 0; r < rows_.size(); ++r)
     for (std::size_t l = 0; l < rows_[r].layers.size(); ++l)
       for (std::size_t e = 0; e < rows_[r].own_experts(); ++e)
         for (std::size_t m = 0; m < rows_[r].own_members(); ++m)
           for (std::size_t copy = 0; copy < rows_[r].copies(); ++copy) {
-            Slot s{static_cast<std::uint32_t>(r),
-                   static_cast<std::uint32_t>(l),
-                   static_cast<std::int64_t>(e),
-                   static_cast<int>(m),
-                   copy > 0,
-                   {}};
-            s.dtype =
-                made[r][m].cast.value_or(catalogue_.tensors[ids_[rows_[r].index(l, s.expert, s.member)].value].dtype);
+            Slot s{static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(l),    static_cast<std::int64_t>(e),
+                   static_cast<int>(m),           static_cast<std::uint32_t>(copy), {}};
+            const TensorId id = ids_[rows_[r].index(l, s.expert, rows_[r].member_in(m))];
+            s.dtype = catalogue_.tensors[id.value].dtype;
+            if (!made.rows[r].empty()) s.dtype = made.rows[r][m].cast.value_or(s.dtype);
             named.emplace_back(parameter_name(s), s);
           }
   std::vector<std::uint32_t> order(named.size());
   std::iota(order.begin(), order.end(), 0u);
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
     const auto wa = item_size(named[a].second.dtype), wb = item_size(named[b].second.dtype);
     return wa != wb ? wa > wb : named[a].first < named[b].first;
   });
@@ -232,29 +349,17 @@ Status RuleLayout::build_slots() {
     slot_of_[order[i]] = static_cast<std::uint32_t>(i);
     slots_.push_back(named[order[i]].second);
   }
-  // What the rules refuse, they refuse on rank 0 too, which holds no less than any other.
+  // What the rules refuse, they refuse on rank 0 too; the sizes are checked again for each rank that is expanded.
   REFIT_TRY(offsets(made));
   return {};
 }
 
-Result<RuleLayout::Templates> RuleLayout::all_templates(Rank rank) const {
-  if (rank.value >= world())
-    return Error(Code::kInvalid, "rank " + std::to_string(rank.value) + " is outside the " + std::to_string(world()) +
-                                     " ranks of SPEC '" + canonical_spec(spec_) + "'");
-  const Coordinates at = mesh_.coordinates(rank.value);
-  Templates out;
-  for (const ActiveRow& row : rows_) {
-    REFIT_ASSIGN(out.emplace_back(), templates(row, at));
-  }
-  return out;
-}
-
-Result<std::vector<std::int64_t>> RuleLayout::offsets(const Templates& made) const {
+Result<std::vector<std::int64_t>> RuleLayout::offsets(const Made& made) const {
   std::vector<std::int64_t> out{0};
   out.reserve(slots_.size() + 1);
   for (const Slot& s : slots_) {
-    const Template& t = made[s.row][static_cast<std::size_t>(s.member)];
-    const auto next = checked_add(out.back(), t.elements * item_size(s.dtype));
+    const Template* t = find(made, s);
+    const auto next = checked_add(out.back(), t ? t->elements * item_size(s.dtype) : 0);
     if (!next) return Error(Code::kInvalid, "SPEC '" + canonical_spec(spec_) + "': one rank's weights pass 2^63 bytes");
     out.push_back(*next);
   }
@@ -262,55 +367,77 @@ Result<std::vector<std::int64_t>> RuleLayout::offsets(const Templates& made) con
 }
 
 Result<RankLayout> RuleLayout::expand(Rank rank) const {
-  REFIT_ASSIGN(const Templates made, all_templates(rank));
+  REFIT_ASSIGN(const Made made, make_all(rank));
   REFIT_ASSIGN(const std::vector<std::int64_t> at, offsets(made));
   RankLayout out{.rank = rank, .host = host(rank), .buffers = {}, .holdings = {}, .parameters = {}};
+  // Ordered before the holdings are made: these are small, holdings are not.
+  struct Key {
+    TensorId tensor;
+    const Template::Part* part;
+    std::int64_t offset, item;
+    DType dtype;
+  };
+  std::vector<Key> keys;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const Slot& s = slots_[i];
-    const Template& t = made[s.row][static_cast<std::size_t>(s.member)];
+    const Template* t = find(made, s);
+    if (!t) continue;
     const std::int64_t item = item_size(s.dtype);
-    for (const Template::Part& part : t.parts) {
-      const TensorId id = ids_[rows_[s.row].index(s.layer, part.expert >= 0 ? part.expert : s.expert, part.member)];
-      Holding h{.tensor = id,
-                .buffer = 0,
-                .view = part.lie.view,
-                .box = part.lie.box,
-                .offset = at[i] + part.lie.offset * item,
-                .strides = part.lie.strides,
-                .dtype = s.dtype};
-      for (std::int64_t& stride : h.strides) stride *= item;
-      out.holdings.push_back(std::move(h));
-    }
-    out.parameters.push_back({parameter_name(s), t.shape, s.dtype, 0, at[i]});
+    for (const Template::Part& part : t->parts)
+      keys.push_back({ids_[rows_[s.row].index(s.layer, part.expert >= 0 ? part.expert : s.expert, part.member)], &part,
+                      at[i] + part.lie.offset * item, item, s.dtype});
+    out.parameters.push_back({parameter_name(s), t->shape, s.dtype, 0, at[i], std::string(t->value)});
   }
-  std::sort(out.holdings.begin(), out.holdings.end(), in_order);
+  std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
+    if (a.tensor != b.tensor) return a.tensor < b.tensor;
+    const Box &x = a.part->lie.box, &y = b.part->lie.box;
+    for (std::size_t f = 0; f < std::min(x.size(), y.size()); ++f)
+      if (x[f].lo != y[f].lo) return x[f].lo < y[f].lo;
+    return a.offset < b.offset;
+  });
+  out.holdings.reserve(keys.size());
+  for (const Key& k : keys) {
+    Holding& h = out.holdings.emplace_back();
+    h = {.tensor = k.tensor,
+         .buffer = 0,
+         .view = k.part->lie.view,
+         .box = k.part->lie.box,
+         .offset = k.offset,
+         .strides = k.part->lie.strides,
+         .dtype = k.dtype};
+    for (std::int64_t& stride : h.strides) stride *= k.item;
+  }
   out.buffers.push_back({.name = "weights", .bytes = at.back(), .fill = 0, .file = {}});
   return out;
 }
 
 Result<std::vector<Place>> RuleLayout::places(Rank rank, std::span<const TensorId> tensors) const {
-  REFIT_ASSIGN(const Templates made, all_templates(rank));
+  REFIT_ASSIGN(const Made made, make_all(rank));
   REFIT_ASSIGN(const std::vector<std::int64_t> at, offsets(made));
   std::vector<Place> out;
   std::vector<std::pair<const Template::Part*, std::int64_t>> mine;  // parts of one tensor, with their offsets
   for (TensorId id : tensors) {
     const Ref& ref = refs_[id.value];
     const ActiveRow& row = rows_[ref.row];
-    const Template& t = made[ref.row][row.rule.per == Per::kTensor ? static_cast<std::size_t>(ref.member) : 0];
     mine.clear();
-    for (std::size_t copy = 0; copy < row.copies(); ++copy) {
-      const std::uint32_t slot = slot_of_[row.slot(ref.layer, ref.expert, ref.member, copy)];
-      for (const Template::Part& part : t.parts_of(row.rule.per == Per::kStack ? ref.expert : -1))
-        if (part.member == ref.member)
-          mine.emplace_back(&part, at[slot] + part.lie.offset * item_size(slots_[slot].dtype));
-    }
+    const std::int64_t each = row.picks ? row.parameter_experts : 1;
+    for (std::int64_t e = 0; e < each; ++e)
+      for (std::size_t copy = 0; copy < row.copies(); ++copy) {
+        const std::uint32_t slot = slot_of_[row.slot(ref.layer, row.picks ? e : ref.expert, ref.member, copy)];
+        const Template* t = find(made, slots_[slot]);
+        if (!t) continue;
+        for (const Template::Part& part : t->parts_of(row.stacks ? ref.expert : -1))
+          if (part.member == ref.member)
+            mine.emplace_back(&part, at[slot] + part.lie.offset * item_size(slots_[slot].dtype));
+      }
     if (mine.size() < 2) {
       for (const auto& [part, offset] : mine) out.push_back({0, offset});
       continue;
     }
     // Several: in the order of the pattern's shards, equal ones by offset.
     std::sort(mine.begin(), mine.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-    const std::int64_t item = item_size(slots_[slot_of_[row.slot(ref.layer, ref.expert, ref.member, 0)]].dtype);
+    const std::int64_t item =
+        item_size(slots_[slot_of_[row.slot(ref.layer, row.picks ? 0 : ref.expert, ref.member, 0)]].dtype);
     for (const PatternShard& shard : patterns()[pattern_of()[id.value]].shards) {
       if (!shard.owned_by(rank)) continue;
       const auto found = std::find_if(mine.begin(), mine.end(),
@@ -335,7 +462,7 @@ std::span<const std::uint32_t> RuleLayout::pattern_of() const {
 
 Result<std::shared_ptr<const Layout>> rule_layout(std::string_view config_json, std::string_view spec_text,
                                                   const Catalogue* names) {
-  REFIT_ASSIGN(ModelConfig config, read_config(config_json));
+  REFIT_ASSIGN(ModelConfig config, read_config(config_json, names));
   REFIT_ASSIGN(Spec spec, parse_spec(spec_text));
   CheckpointFacts facts;
   if (names) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ namespace refit::model {
 // What a checkpoint adds to its configuration.
 struct CheckpointFacts {
   bool fused = false;                   // experts stacked on disk
-  bool tied_copy = false;               // lm_head.weight is there although it is tied
+  std::set<std::string> copies;         // tied tensors that are there nevertheless
   std::map<std::string, DType> dtypes;  // logical tensors that differ from the configuration's dtype
   friend bool operator==(const CheckpointFacts&, const CheckpointFacts&) = default;
 };
@@ -26,40 +27,74 @@ struct CheckpointFacts {
 // or of another shape.
 Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& names);
 
+// Where a layer's parameters lie in the pipeline. stage < 0: nowhere on this side.
+struct Spot {
+  std::int64_t stage = 0, chunk = 0, layer = 0;
+};
+
 // A row that this model has, with its rule on this side and its tensors.
 struct ActiveRow {
   const Row* row = nullptr;
-  SideRule rule;
+  Kind kind = Kind::kReplicated;
+  Per per = Per::kTensor;
+  std::vector<Program> programs;          // by own member
+  std::vector<std::size_t> parameter_of;  // by member: which own member holds it
   std::vector<std::int64_t> layers;
-  std::vector<Dims> shapes;             // by member
-  std::int64_t experts = 1;             // tensors a member has in one layer
-  std::size_t first = 0;                // of its tensors in RuleLayout::ids_
-  std::vector<std::string_view> names;  // of parameters; empty: logical ones
-  std::string_view copy;                // a second parameter that holds the same tensor
-  std::size_t first_slot = 0;           // of its parameters in RuleLayout::slot_of_
+  std::vector<Spot> spots;   // by layer
+  std::vector<Dims> shapes;  // by member
+  Symbols symbols;
+  std::size_t grid = 0;                // mesh that places it
+  std::int64_t experts = 1;            // tensors a member has in one layer
+  std::int64_t parameter_experts = 1;  // parameters a member has in one layer
+  bool picks = false;                  // one parameter an expert out of tensors that hold all
+  bool stacks = false;                 // its program lays the experts of one array
+  std::size_t first = 0;               // of its tensors in RuleLayout::ids_
+  std::vector<std::string> names;      // of parameters, by own member
+  struct Copy {
+    std::string name;
+    Spot spot;
+  };
+  std::vector<Copy> extra;     // further parameters that hold the same tensor
+  std::size_t first_slot = 0;  // of its parameters in RuleLayout::slot_of_
 
-  std::size_t copies() const { return copy.empty() ? 1 : 2; }
+  bool stacked() const { return per == Per::kStack || per == Per::kStackEach; }
+  bool split() const { return per == Per::kTensor || per == Per::kStackEach; }
+  // This side has no place for any of it.
+  bool nowhere() const {
+    return std::ranges::all_of(spots, [](const Spot& s) { return s.stage < 0; });
+  }
+  std::size_t copies() const { return 1 + extra.size(); }
   // Parameters of one layer: experts, and members, that are not in one.
-  std::size_t own_experts() const { return static_cast<std::size_t>(rule.per == Per::kStack ? 1 : experts); }
-  std::size_t own_members() const { return rule.per == Per::kTensor ? shapes.size() : 1; }
+  std::size_t own_experts() const { return static_cast<std::size_t>(parameter_experts); }
+  std::size_t own_members() const { return programs.size(); }
+  // A member that own member `m` holds.
+  int member_in(std::size_t m) const {
+    return static_cast<int>(std::ranges::find(parameter_of, m) - parameter_of.begin());
+  }
   std::size_t slot(std::size_t layer, std::int64_t expert, int member, std::size_t which) const {
-    const std::size_t e = rule.per == Per::kStack ? 0 : static_cast<std::size_t>(expert),
-                      m = rule.per == Per::kTensor ? static_cast<std::size_t>(member) : 0;
+    const std::size_t e = stacked() ? 0 : static_cast<std::size_t>(expert),
+                      m = parameter_of[static_cast<std::size_t>(member)];
     return first_slot + ((layer * own_experts() + e) * own_members() + m) * copies() + which;
   }
-  bool per_expert() const { return row->kind == Kind::kExpertGateUp || row->kind == Kind::kExpertDown; }
   std::size_t index(std::size_t layer, std::int64_t expert, int member) const {
-    const auto e = static_cast<std::size_t>(expert < 0 ? 0 : expert);
+    const auto e = static_cast<std::size_t>(expert < 0 || picks ? 0 : expert);
     return first + (layer * static_cast<std::size_t>(experts) + e) * shapes.size() + static_cast<std::size_t>(member);
   }
 };
+
+// A box on the ranks `first` + the free axes, strides in elements.
+struct Lying {
+  Lie lie;
+  std::uint32_t first = 0;
+};
+using Lyings = std::vector<Lying>;
 
 class RuleLayout final : public Layout {
  public:
   static Result<std::shared_ptr<const RuleLayout>> make(ModelConfig config, Spec spec, CheckpointFacts facts);
 
   const Catalogue& catalogue() const override { return catalogue_; }
-  std::int64_t world() const override { return mesh_.size(); }
+  std::int64_t world() const override { return meshes_[0].size(); }
   std::int64_t instances() const override { return spec_.number("replicas"); }
   Hash128 digest() const override { return digest_; }
   Result<RankLayout> expand(Rank rank) const override;
@@ -67,6 +102,7 @@ class RuleLayout final : public Layout {
   std::string host(Rank rank) const override;
   std::span<const Pattern> patterns() const override;
   std::span<const std::uint32_t> pattern_of() const override;
+  std::vector<std::pair<TensorId, std::string_view>> values() const override;
   const Recipe* recipe() const override { return &recipe_; }
   std::string serialise() const override;
 
@@ -79,6 +115,7 @@ class RuleLayout final : public Layout {
     Dims shape;
     std::int64_t elements = 0;
     std::optional<DType> cast;
+    std::string_view value;
     struct Part {
       int member = 0;
       std::int64_t expert = -1;
@@ -95,8 +132,8 @@ class RuleLayout final : public Layout {
   struct Slot {
     std::uint32_t row = 0, layer = 0;  // ordinals
     std::int64_t expert = 0;           // of a parameter of one expert
-    int member = 0;                    // likewise of one member
-    bool copy = false;
+    int member = 0;                    // own member of the row
+    std::uint32_t copy = 0;
     DType dtype = DType::kBF16;
   };
   // A tensor's place in the tables.
@@ -105,27 +142,44 @@ class RuleLayout final : public Layout {
     std::int64_t expert = 0;
     int member = 0;
   };
-  using Templates = std::vector<std::vector<Template>>;  // by row
+  // What a rank's place in the mesh makes of each row.
+  struct Made {
+    std::vector<std::vector<Template>> rows;  // by own member, and local expert where a row picks
+    std::int64_t stage = 0;
+    Interval experts;  // of the rank, where experts are parameters of their own
+  };
 
   Status activate_rows();
+  Status share_out(ActiveRow& active) const;
+  Status place(ActiveRow& active) const;
   Status build_catalogue();
   Status check_dtypes() const;
   Status build_slots();
   void seal();
-  // The arrays of a row at a rank: one a member for Per::kTensor, else one.
-  Result<std::vector<Template>> templates(const ActiveRow& row, const Coordinates& at) const;
-  Result<Templates> all_templates(Rank rank) const;
+  // The arrays of a row at a place in its mesh.
+  Result<std::vector<Template>> templates(const ActiveRow& row, const Coordinates& at) const {
+    return templates(row, at, row.experts);
+  }
+  // With the first `experts` of a stack only.
+  Result<std::vector<Template>> templates(const ActiveRow& row, const Coordinates& at, std::int64_t experts) const;
+  Result<Template> one_template(const ActiveRow& row, const Frame& frame, std::size_t member) const;
+  Result<Made> make_all(Rank rank) const;
+  Interval experts_at(const ActiveRow& row, const Coordinates& at) const;
+  // The array of a parameter on that rank; null when it lies elsewhere.
+  const Template* find(const Made& made, const Slot& slot) const;
   // Byte offset of each slot's parameter, and of the end.
-  Result<std::vector<std::int64_t>> offsets(const Templates& made) const;
+  Result<std::vector<std::int64_t>> offsets(const Made& made) const;
   std::string parameter_name(const Slot& slot) const;
+  struct RowShards;
+  Result<RowShards> row_shards(const ActiveRow& row) const;
   Status build_patterns() const;
 
   ModelConfig config_;
   Spec spec_;
   CheckpointFacts facts_;
   const Side* side_ = nullptr;
-  Mesh mesh_;
-  Symbols symbols_;  // of the configuration, the SPEC and the mesh
+  std::vector<Mesh> meshes_;  // of the model, of the experts
+  std::int64_t chunks_ = 1;
   std::vector<ActiveRow> rows_;
   Catalogue catalogue_;
   std::vector<TensorId> ids_;

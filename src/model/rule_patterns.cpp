@@ -6,13 +6,6 @@
 namespace refit::model {
 namespace {
 
-// A box on the ranks `first` + the free axes, strides in elements.
-struct Lying {
-  Lie lie;
-  std::uint32_t first = 0;
-};
-using Lyings = std::vector<Lying>;
-
 bool same(const Lie& a, const Lie& b) { return a.view == b.view && a.box == b.box && a.strides == b.strides; }
 
 // One buffer and one call: this runs once per rank of the largest layouts.
@@ -37,7 +30,7 @@ PatternShard shard(const Lie& lie, DType dtype, std::uint32_t first,
 }
 
 // Equal boxes at evenly spaced ranks become one shard.
-std::vector<PatternShard> gather(Lyings lyings, DType dtype,
+std::vector<PatternShard> gather(const Lyings& lyings, DType dtype,
                                  const std::vector<std::pair<std::uint32_t, std::uint32_t>>& free) {
   std::vector<std::pair<Hash128, std::size_t>> order;
   for (std::size_t i = 0; i < lyings.size(); ++i) order.emplace_back(key_of(lyings[i].lie), i);
@@ -82,57 +75,126 @@ Hash128 key_of(const Pattern& pattern) {
   return h.finish();
 }
 
+// The coordinates that a row's rule reads, less those by which a whole parameter is here or there.
+std::vector<bool> read_axes(const ActiveRow& row, const Mesh& mesh) {
+  std::vector<bool> read(mesh.axes().size(), false);
+  for (const Program& program : row.programs)
+    for (const Op& op : program)
+      if (op.code == OpCode::kCut || op.code == OpCode::kOnly) mesh.mark(op.cut.over, read);
+  if (row.picks) mesh.mark("ep", read);
+  return read;
+}
+
+std::vector<bool> fixed_axes(const ActiveRow& row, const Mesh& mesh) {
+  std::vector<bool> fixed(mesh.axes().size(), false);
+  mesh.mark("pp", fixed);
+  if (row.per == Per::kExpert && !row.picks) mesh.mark("ep", fixed);
+  return fixed;
+}
+
+// Does a row lay its experts in a stack that no rank takes only a part of?
+bool experts_alike(const ActiveRow& row, const Mesh& mesh) {
+  const Coordinates origin(mesh.axes().size(), 0);
+  bool after = false;
+  for (const Op& op : row.programs[0]) {
+    if (after && op.code == OpCode::kCut && mesh.part(op.cut.over, origin).count > 1) return false;
+    after = after || op.code == OpCode::kStack;
+  }
+  return after;
+}
+
+// To the next place of the axes in `walked`; false after the last.
+bool advance(const Mesh& mesh, const std::vector<bool>& walked, Coordinates& at) {
+  for (std::size_t a = at.size(); a-- > 0;) {
+    if (!walked[a]) continue;
+    if (++at[a] < mesh.axes()[a].size) return true;
+    at[a] = 0;
+  }
+  return false;
+}
+
 }  // namespace
+
+// Shards at the first stage and expert rank, from which all others follow by adding to the ranks.
+struct RuleLayout::RowShards {
+  bool alike = false;          // no rank has other experts of a stack than another: one speaks for all
+  std::vector<Lyings> lyings;  // by expert (where the array holds a stack) and member
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> free;
+  std::optional<DType> cast;
+};
+
+Result<RuleLayout::RowShards> RuleLayout::row_shards(const ActiveRow& row) const {
+  const Mesh& mesh = meshes_[row.grid];
+  std::vector<bool> read = read_axes(row, mesh);
+  const std::vector<bool> fixed = fixed_axes(row, mesh);
+  std::vector<bool> taken = read;
+  for (std::size_t a = 0; a < read.size(); ++a) {
+    taken[a] = read[a] || fixed[a];
+    read[a] = read[a] && !fixed[a];
+  }
+  RowShards out;
+  out.free = mesh.free_axes(taken);
+  out.alike = experts_alike(row, mesh);
+  const std::int64_t experts = out.alike ? 1 : row.experts;
+  out.lyings.resize(static_cast<std::size_t>(row.stacks ? experts : 1) * row.shapes.size());
+  Coordinates at(mesh.axes().size(), 0);
+  do {
+    REFIT_ASSIGN(const std::vector<Template> made, templates(row, at, experts));
+    const auto first = static_cast<std::uint32_t>(mesh.rank(at));
+    for (const Template& t : made) {
+      out.cast = t.cast;  // one for the row, by its table
+      for (const Template::Part& part : t.parts)
+        out.lyings[static_cast<std::size_t>(std::max<std::int64_t>(part.expert, 0)) * row.shapes.size() +
+                   static_cast<std::size_t>(part.member)]
+            .push_back({part.lie, first});
+    }
+  } while (advance(mesh, read, at));
+  return out;
+}
 
 Status RuleLayout::build_patterns() const {
   std::map<Hash128, std::uint32_t> known;
   pattern_of_.assign(catalogue_.tensors.size(), 0);
   for (const ActiveRow& row : rows_) {
-    std::vector<bool> read(mesh_.axes().size(), false);
-    for (const Op& op : row.rule.program)
-      if (op.code == OpCode::kCut) mesh_.mark(op.cut.over, read);
-    const auto free = mesh_.free_axes(read);
-    // Tensors of a row that can differ: members, and experts where the rule stacks them.
-    const auto experts = static_cast<std::size_t>(row.rule.per == Per::kStack ? row.experts : 1);
-    std::vector<Lyings> lyings(experts * row.shapes.size());
-    std::optional<DType> cast;
-    for (Coordinates at(mesh_.axes().size(), 0);;) {
-      REFIT_ASSIGN(const std::vector<Template> made, templates(row, at));
-      const auto first = static_cast<std::uint32_t>(mesh_.rank(at));
-      for (const Template& t : made) {
-        cast = t.cast;
-        for (const Template::Part& part : t.parts) {
-          Lyings& list = lyings[static_cast<std::size_t>(std::max<std::int64_t>(part.expert, 0)) * row.shapes.size() +
-                                static_cast<std::size_t>(part.member)];
-          list.insert(list.end(), row.copies(), {part.lie, first});
+    REFIT_ASSIGN(const RowShards made, row_shards(row));
+    const auto stage_step = static_cast<std::uint32_t>(meshes_[0].step("pp"));
+    const auto expert_step = static_cast<std::uint32_t>(meshes_[row.grid].step("ep"));
+    const bool by_rank = row.per == Per::kExpert && !row.picks;
+    const Coordinates origin(meshes_[row.grid].axes().size(), 0);
+    const std::int64_t each = by_rank ? std::max<std::int64_t>(1, experts_at(row, origin).size()) : 1;
+    // (which, dtype, stage, expert rank) -> pattern
+    std::map<std::tuple<std::size_t, DType, std::int64_t, std::int64_t>, std::uint32_t> mine;
+    const auto make_pattern = [&](std::size_t which, DType dtype, std::int64_t stage, std::int64_t expert_rank) {
+      Lyings all;
+      const auto add = [&](std::int64_t at_stage) {
+        if (at_stage < 0) return;
+        for (Lying l : made.lyings[which]) {
+          l.first +=
+              static_cast<std::uint32_t>(at_stage) * stage_step + static_cast<std::uint32_t>(expert_rank) * expert_step;
+          all.push_back(std::move(l));
         }
-      }
-      std::size_t a = at.size();
-      while (a-- > 0)
-        if (read[a] && ++at[a] < mesh_.axes()[a].size)
-          break;
-        else
-          at[a] = 0;
-      if (a == static_cast<std::size_t>(-1)) break;
-    }
-    for (std::size_t which = 0; which < lyings.size(); ++which) {
-      const std::size_t member = which % row.shapes.size();
-      std::map<DType, std::uint32_t> by_dtype;
-      const auto pattern_index = [&](DType dtype) -> std::uint32_t {
-        const auto found = by_dtype.find(dtype);
-        if (found != by_dtype.end()) return found->second;
-        Pattern pattern{row.shapes[member], dtype, gather(lyings[which], cast.value_or(dtype), free)};
-        const auto [at, fresh] = known.emplace(key_of(pattern), static_cast<std::uint32_t>(patterns_.size()));
-        if (fresh) patterns_.push_back(std::move(pattern));
-        return by_dtype[dtype] = at->second;
       };
-      for (std::size_t l = 0; l < row.layers.size(); ++l)
-        for (std::int64_t e = 0; e < row.experts; ++e) {
-          if (experts > 1 && static_cast<std::size_t>(e) != which / row.shapes.size()) continue;
-          const TensorId id = ids_[row.index(l, e, static_cast<int>(member))];
-          pattern_of_[id.value] = pattern_index(catalogue_.tensors[id.value].dtype);
+      add(stage);
+      for (const ActiveRow::Copy& copy : row.extra) add(copy.spot.stage);
+      std::stable_sort(all.begin(), all.end(), [](const Lying& a, const Lying& b) { return a.first < b.first; });
+      Pattern pattern{row.shapes[which % row.shapes.size()], dtype, {}};
+      if (!all.empty()) pattern.shards = gather(all, made.cast.value_or(dtype), made.free);
+      const auto [at, fresh] = known.emplace(key_of(pattern), static_cast<std::uint32_t>(patterns_.size()));
+      if (fresh) patterns_.push_back(std::move(pattern));
+      return at->second;
+    };
+    for (std::size_t l = 0; l < row.layers.size(); ++l)
+      for (std::int64_t e = 0; e < row.experts; ++e)
+        for (std::size_t m = 0; m < row.shapes.size(); ++m) {
+          const TensorId id = ids_[row.index(l, e, static_cast<int>(m))];
+          const std::size_t which =
+              (row.stacks && !made.alike ? static_cast<std::size_t>(e) : 0) * row.shapes.size() + m;
+          const std::tuple key(which, catalogue_.tensors[id.value].dtype, row.spots[l].stage, by_rank ? e / each : 0);
+          auto found = mine.find(key);
+          if (found == mine.end())
+            found = mine.emplace(key, make_pattern(which, std::get<1>(key), std::get<2>(key), std::get<3>(key))).first;
+          pattern_of_[id.value] = found->second;
         }
-    }
   }
   return {};
 }

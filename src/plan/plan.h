@@ -17,6 +17,7 @@ struct Options {
   std::int64_t staging_bytes = 256 << 20;  // smallest announced staging of any target
   bool partial = false;                    // target declares that it wants only some tensors
   bool files = false;                      // layout files: unwanted names are listed, not refused
+  bool values = false;                     // the caller runs value transforms before and after the move
   std::vector<std::string> allow_cast;     // tensor name patterns whose casts may lose values
 };
 

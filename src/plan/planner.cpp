@@ -49,6 +49,15 @@ std::vector<std::uint32_t> mapped(const std::vector<std::uint32_t>& key, const s
   return out;
 }
 
+Error refuse_value(const model::Layout& layout, TensorId tensor, std::string_view value) {
+  const std::string& name = layout.catalogue().tensors[tensor.value].name;
+  const model::Recipe* recipe = layout.recipe();
+  return Error(Code::kUnsupported, (recipe ? "SPEC '" + recipe->spec + "'" : "a layout") + " stores " + name +
+                                       " through the value transform '" + std::string(value) +
+                                       "', which this mover does not run; refit convert does")
+      .at_tensor(name);
+}
+
 }  // namespace
 
 Error Findings::error() const {
@@ -75,6 +84,9 @@ Status Planner::build() {
     return Error(Code::kInvalid, "refit.staging_bytes must be positive, not " + std::to_string(options_.staging_bytes));
   if (source_->world() < 1 || target_->world() < 1 || target_->world() % target_->instances() != 0)
     return Error(Code::kInvalid, "a layout has no ranks, or its instances are not equal");
+  for (const model::Layout* layout : {source_, target_})
+    if (const auto values = layout->values(); !values.empty() && !options_.values)
+      return refuse_value(*layout, values.front().first, values.front().second);
   hosts_ = Hosts::of(*source_, *target_);
   Findings findings;
   match_names(findings);

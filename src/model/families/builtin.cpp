@@ -26,11 +26,47 @@ constexpr Builtin kBuiltins[] = {
     {"qwen3-30b-a3b", "qwen3_moe", 2048, 48, 32, 4, 128, 6144, 151936, false, 128, 768},
 };
 
+// Models whose configuration has keys of its own.
+struct BuiltinText {
+  std::string_view name, text;
+};
+constexpr BuiltinText kTexts[] = {
+    {"deepseek-v3",
+     R"({"model_type":"deepseek_v3","architectures":["DeepseekV3ForCausalLM"],"torch_dtype":"bfloat16",
+"hidden_size":7168,"intermediate_size":18432,"moe_intermediate_size":2048,"num_hidden_layers":61,
+"num_attention_heads":128,"num_key_value_heads":128,"q_lora_rank":1536,"kv_lora_rank":512,"qk_nope_head_dim":128,
+"qk_rope_head_dim":64,"v_head_dim":128,"n_routed_experts":256,"n_shared_experts":1,"first_k_dense_replace":3,
+"num_nextn_predict_layers":1,"vocab_size":129280,"tie_word_embeddings":false})"},
+    {"qwen3-next-80b-a3b",
+     R"({"model_type":"qwen3_next","architectures":["Qwen3NextForCausalLM"],"torch_dtype":"bfloat16",
+"hidden_size":2048,"intermediate_size":5120,"moe_intermediate_size":512,"shared_expert_intermediate_size":512,
+"num_hidden_layers":48,"num_attention_heads":16,"num_key_value_heads":2,"head_dim":256,"num_experts":512,
+"linear_num_key_heads":16,"linear_num_value_heads":32,"linear_key_head_dim":128,"linear_value_head_dim":128,
+"linear_conv_kernel_dim":4,"full_attention_interval":4,"decoder_sparse_step":1,"mlp_only_layers":[],
+"vocab_size":151936,"tie_word_embeddings":false})"},
+    {"gpt-oss-20b",
+     R"({"model_type":"gpt_oss","architectures":["GptOssForCausalLM"],"torch_dtype":"bfloat16","hidden_size":2880,
+"intermediate_size":2880,"num_hidden_layers":24,"num_attention_heads":64,"num_key_value_heads":8,"head_dim":64,
+"num_local_experts":32,"vocab_size":201088,"tie_word_embeddings":false})"},
+    {"gpt-oss-120b",
+     R"({"model_type":"gpt_oss","architectures":["GptOssForCausalLM"],"torch_dtype":"bfloat16","hidden_size":2880,
+"intermediate_size":2880,"num_hidden_layers":36,"num_attention_heads":64,"num_key_value_heads":8,"head_dim":64,
+"num_local_experts":128,"vocab_size":201088,"tie_word_embeddings":false})"},
+};
+
+// A few layers of a long pattern are a short model of the same kind, so no other key changes with their number.
+std::string with_layers(std::string_view text, std::int64_t layers) {
+  nlohmann::json config = nlohmann::json::parse(text);
+  if (layers > 0) config["num_hidden_layers"] = layers;
+  return config.dump(1);
+}
+
 }  // namespace
 
 std::vector<std::string> builtin_names() {
   std::vector<std::string> out;
   for (const Builtin& b : kBuiltins) out.emplace_back(b.name);
+  for (const BuiltinText& b : kTexts) out.emplace_back(b.name);
   return out;
 }
 
@@ -67,6 +103,10 @@ Result<std::string> builtin_config(std::string_view name) {
       config["mlp_only_layers"] = nlohmann::json::array();
     }
     return config.dump(1);
+  }
+  for (const BuiltinText& b : kTexts) {
+    known += ", " + std::string(b.name);
+    if (b.name == name.substr(0, at)) return with_layers(b.text, layers);
   }
   return Error(Code::kInvalid, "no built-in model '" + std::string(name) + "' (known: " + known + ")");
 }

@@ -47,7 +47,8 @@ Result<const Family*> family_of(const json& config) {
   if (type.empty() && architecture.empty()) return bad("model_type", "is missing");
   for (const Family* f : families()) {
     names += (names.empty() ? "" : ", ") + std::string(f->name);
-    if (type.empty() ? architecture != f->architecture : type != f->name) continue;
+    const bool called = type == f->name || std::find(f->aliases.begin(), f->aliases.end(), type) != f->aliases.end();
+    if (type.empty() ? architecture != f->architecture : !called) continue;
     if (!architecture.empty() && architecture != f->architecture)
       return Error(Code::kUnsupported, "config.json: architectures names " + architecture + "; of model_type " + type +
                                            " only " + std::string(f->architecture) + " is built");
@@ -57,11 +58,17 @@ Result<const Family*> family_of(const json& config) {
                                        "' (built: " + names + "); explicit layout files work for any model");
 }
 
+std::string key_of(const Family& family, std::string_view symbol) {
+  for (const ConfigKey& k : family.sizes)
+    if (k.symbol == symbol) return std::string(k.key);
+  return std::string(symbol);
+}
+
 Status read_sizes(const json& config, const Family& family, ModelConfig& out, json& kept) {
   for (const ConfigKey& k : family.sizes) {
     std::int64_t value = 0;
-    if (given(config, k.key)) {
-      REFIT_ASSIGN(value, integer(config[std::string(k.key)], k.key, 1));
+    if (!k.key.empty() && given(config, k.key)) {
+      REFIT_ASSIGN(value, integer(config[std::string(k.key)], k.key, k.least));
     } else if (k.otherwise.empty()) {
       return bad(k.key, "is missing");
     } else {
@@ -69,17 +76,19 @@ Status read_sizes(const json& config, const Family& family, ModelConfig& out, js
       REFIT_ASSIGN(value, evaluate_term(parts[0], out.symbols));
       if (parts.size() > 1) {
         const std::int64_t divisor = out.size(parts[1]);
-        if (value % divisor != 0)
-          return bad(k.key, "is missing, and hidden_size " + std::to_string(value) +
-                                " does not divide by num_attention_heads " + std::to_string(divisor));
+        if (divisor == 0 || value % divisor != 0)
+          return bad(k.key, (k.key.empty() ? "" : "is missing, and ") + key_of(family, parts[0]) + " " +
+                                std::to_string(value) + " does not divide by " + key_of(family, parts[1]) + " " +
+                                std::to_string(divisor));
         value /= divisor;
       }
     }
     out.symbols.emplace(k.symbol, value);
-    kept[std::string(k.key)] = value;
+    if (!k.key.empty()) kept[std::string(k.key)] = value;
   }
+  if (!out.has("Hq") || !out.has("Hkv")) return {};
   const std::int64_t q = out.size("Hq"), kv = out.size("Hkv");
-  if (q % kv != 0)
+  if (kv == 0 || q % kv != 0)
     return bad("num_attention_heads",
                std::to_string(q) + " is no multiple of num_key_value_heads " + std::to_string(kv));
   out.symbols.emplace("qpg", q / kv);
@@ -88,7 +97,7 @@ Status read_sizes(const json& config, const Family& family, ModelConfig& out, js
 
 Status read_flags(const json& config, const Family& family, ModelConfig& out, json& kept) {
   for (const ConfigFlag& f : family.flags) {
-    bool value = false;
+    bool value = f.otherwise;
     if (given(config, f.key)) {
       const json& v = config[std::string(f.key)];
       if (!v.is_boolean()) return bad(f.key, "must be true or false, not " + short_text(v));
@@ -100,26 +109,91 @@ Status read_flags(const json& config, const Family& family, ModelConfig& out, js
   return {};
 }
 
-Status read_experts(const json& config, ModelConfig& out, json& kept) {
+Status read_sparse(const json& config, std::vector<bool>& out, json& kept) {
   std::int64_t step = 1;
   if (given(config, "decoder_sparse_step")) {
     REFIT_ASSIGN(step, integer(config["decoder_sparse_step"], "decoder_sparse_step", 1));
   }
   json dense = json::array();
-  for (std::size_t i = 0; i < out.moe.size(); ++i) out.moe[i] = (static_cast<std::int64_t>(i) + 1) % step == 0;
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = (static_cast<std::int64_t>(i) + 1) % step == 0;
   if (given(config, "mlp_only_layers")) {
     const json& list = config["mlp_only_layers"];
     if (!list.is_array()) return bad("mlp_only_layers", "must be a list, not " + short_text(list));
     for (const json& entry : list) {
       REFIT_ASSIGN(const std::int64_t layer, integer(entry, "mlp_only_layers", 0));
-      if (static_cast<std::size_t>(layer) >= out.moe.size())
-        continue;  // a shortened model keeps the list of the long one
-      out.moe[static_cast<std::size_t>(layer)] = false;
+      if (static_cast<std::size_t>(layer) >= out.size()) continue;  // a shortened model keeps the list of the long one
+      out[static_cast<std::size_t>(layer)] = false;
       dense.push_back(layer);
     }
   }
   kept["decoder_sparse_step"] = step;
   kept["mlp_only_layers"] = dense;
+  return {};
+}
+
+Status read_types(const json& config, const LayerTrait& trait, std::vector<bool>& out, json& kept) {
+  if (given(config, trait.key)) {
+    const json& list = config[std::string(trait.key)];
+    if (!list.is_array() || list.size() < out.size())
+      return bad(trait.key, "must name the kind of each of the " + std::to_string(out.size()) + " layers");
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (!list[i].is_string()) return bad(trait.key, "must be a list of strings, not " + short_text(list[i]));
+      out[i] = list[i].get_ref<const std::string&>() == trait.value;
+    }
+    kept[std::string(trait.key)] = list;
+    return {};
+  }
+  std::int64_t period = trait.period;
+  if (!trait.step.empty() && given(config, trait.step)) {
+    REFIT_ASSIGN(period, integer(config[std::string(trait.step)], trait.step, 1));
+  }
+  if (period < 1) return bad(trait.key, "is missing");
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = ((static_cast<std::int64_t>(i) + 1) % period == 0) == trait.last;
+  if (!trait.step.empty()) kept[std::string(trait.step)] = period;
+  return {};
+}
+
+Status read_pattern(const json& config, const LayerTrait& trait, std::vector<bool>& out, json& kept) {
+  const json value = given(config, trait.key) ? config[std::string(trait.key)] : json();
+  if (!value.is_string() || value.get_ref<const std::string&>().size() < out.size())
+    return bad(trait.key,
+               "must be a string with a character for each of the " + std::to_string(out.size()) + " layers");
+  const auto& text = value.get_ref<const std::string&>();
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = trait.value.find(text[i]) != std::string_view::npos;
+  kept[std::string(trait.key)] = value;
+  return {};
+}
+
+Status read_traits(const json& config, ModelConfig& out, json& kept) {
+  const auto layers = out.size("L");
+  for (const LayerTrait& trait : out.family->traits) {
+    std::vector<bool>& has = out.traits[trait.name];
+    has.assign(static_cast<std::size_t>(layers), false);
+    switch (trait.how) {
+      case LayerTrait::How::kSparse:
+        REFIT_TRY(read_sparse(config, has, kept));
+        break;
+      case LayerTrait::How::kFrom:
+      case LayerTrait::How::kTail: {
+        std::int64_t count = 0;
+        if (!trait.key.empty() && given(config, trait.key)) {
+          REFIT_ASSIGN(count, integer(config[std::string(trait.key)], trait.key, 0));
+        }
+        const bool from = trait.how == LayerTrait::How::kFrom;
+        for (std::int64_t i = 0; i < layers; ++i)
+          has[static_cast<std::size_t>(i)] = from ? i >= count : i >= layers - count;
+        if (!trait.key.empty()) kept[std::string(trait.key)] = count;
+        break;
+      }
+      case LayerTrait::How::kTypes:
+        REFIT_TRY(read_types(config, trait, has, kept));
+        break;
+      case LayerTrait::How::kPattern:
+        REFIT_TRY(read_pattern(config, trait, has, kept));
+        break;
+    }
+  }
   return {};
 }
 
@@ -142,21 +216,36 @@ Status read_dtype(const json& config, ModelConfig& out, json& kept) {
   return bad(key, "'" + std::string(name) + "' is none of bfloat16, float16, float32");
 }
 
+// Draft layers that a checkpoint has although its configuration is silent about them.
+void infer_drafts(const Catalogue& names, const Family& family, json& config) {
+  if (family.draft_prefix.empty()) return;
+  const std::string key = key_of(family, family.draft);
+  if (given(config, key)) return;
+  const std::string_view stem = family.draft_prefix.substr(0, family.draft_prefix.find('{'));
+  std::int64_t count = 0;
+  for (const LogicalTensor& t : names.tensors) {
+    if (!t.name.starts_with(stem)) continue;
+    const auto rest = std::string_view(t.name).substr(stem.size());
+    if (const auto number = parse_number(rest.substr(0, rest.find('.')))) count = std::max(count, *number + 1);
+  }
+  if (count > 0 && count <= kMaxSize) config[key] = count;
+}
+
 Status check_counts(const ModelConfig& config) {
   std::int64_t tensors = 0;
   for (const Row& row : config.family->rows) {
     if (!config.active(row)) continue;
-    const bool per_expert = row.kind == Kind::kExpertGateUp || row.kind == Kind::kExpertDown;
-    const auto layers = row.where == Where::kModel ? 1 : config.size("L");
+    const auto layers = row.where == kModel ? 1 : config.size("L") + config.draft_layers();
     const auto all =
         checked_mul(checked_mul(layers, static_cast<std::int64_t>(row.members.size())).value_or(kMaxTensors + 1),
-                    per_expert ? config.size("E") : 1);
+                    config.experts(row));
     tensors += std::min(all.value_or(kMaxTensors + 1), kMaxTensors + 1);
-    for (const Member& m : row.members) {
-      REFIT_ASSIGN(const Dims shape, evaluate_terms(m.shape, config.symbols));
-      const auto elements = checked_extent_product(shape);
+    REFIT_ASSIGN(const std::vector<Dims> shapes, config.shapes(row));
+    for (std::size_t m = 0; m < shapes.size(); ++m) {
+      const auto elements = checked_extent_product(shapes[m]);
       if (!elements || !checked_mul(*elements, 16))
-        return Error(Code::kInvalid, "config.json: the sizes make " + std::string(m.name) + " pass 2^63 bytes");
+        return Error(Code::kInvalid,
+                     "config.json: the sizes make " + std::string(row.members[m].name) + " pass 2^63 bytes");
     }
   }
   if (tensors > kMaxTensors)
@@ -172,54 +261,121 @@ bool ModelConfig::flag(std::string_view name) const {
   return found != symbols.end() && found->second != 0;
 }
 
-bool ModelConfig::active(const Row& row) const {
-  if (row.when.empty()) return true;
-  return row.when[0] == '!' ? !flag(row.when.substr(1)) : flag(row.when);
+std::string ModelConfig::key(std::string_view symbol) const { return key_of(*family, symbol); }
+
+bool ModelConfig::holds(std::string_view when) const {
+  if (when.empty()) return true;
+  for (std::string_view part : split(when, '&'))
+    if (flag(part[0] == '!' ? part.substr(1) : part) == (part[0] == '!')) return false;
+  return true;
 }
 
 std::vector<std::int64_t> ModelConfig::layers(const Row& row) const {
-  if (row.where == Where::kModel) return {-1};
+  if (row.where == kModel) return {-1};
+  const std::int64_t decoder = size("L");
+  const auto fits = [&](std::int64_t layer, std::string_view conjunction) {
+    if (conjunction == "mtp" || layer >= decoder) return conjunction == "mtp" && layer >= decoder;
+    if (conjunction == kEveryLayer) return true;
+    for (std::string_view part : split(conjunction, '&')) {
+      const bool no = part[0] == '!';
+      const auto trait = traits.find(no ? part.substr(1) : part);
+      if ((trait != traits.end() && trait->second[static_cast<std::size_t>(layer)]) == no) return false;
+    }
+    return true;
+  };
+  const auto ways = split(row.where, '|');
   std::vector<std::int64_t> out;
-  for (std::size_t i = 0; i < moe.size(); ++i)
-    if (row.where == Where::kEveryLayer || moe[i] == (row.where == Where::kMoeLayer))
-      out.push_back(static_cast<std::int64_t>(i));
+  for (std::int64_t i = 0; i < decoder + draft_layers(); ++i)
+    if (std::any_of(ways.begin(), ways.end(), [&](std::string_view way) { return fits(i, way); })) out.push_back(i);
   return out;
 }
 
-bool ModelConfig::has_moe() const { return std::find(moe.begin(), moe.end(), true) != moe.end(); }
-bool ModelConfig::has_dense() const { return std::find(moe.begin(), moe.end(), false) != moe.end(); }
+bool ModelConfig::has_moe() const {
+  const auto moe = traits.find("moe");
+  return moe != traits.end() && std::find(moe->second.begin(), moe->second.end(), true) != moe->second.end();
+}
+bool ModelConfig::has_dense() const {
+  const auto moe = traits.find("moe");
+  return moe == traits.end() || std::find(moe->second.begin(), moe->second.end(), false) != moe->second.end();
+}
 
-Result<ModelConfig> read_config(std::string_view config_json) {
-  const json config = json::parse(config_json, nullptr, false);
+DType ModelConfig::dtype_of(const Member& member) const {
+  return member.dtype.empty() ? dtype : dtype_from_string(member.dtype).value_or(dtype);
+}
+
+Result<Symbols> ModelConfig::symbols_of(const Row& row) const {
+  Symbols out = symbols;
+  for (const auto& [symbol, term] : row.let) {
+    REFIT_ASSIGN(out[std::string(symbol)], evaluate_term(term, symbols));
+  }
+  return out;
+}
+
+Result<std::vector<Dims>> ModelConfig::shapes(const Row& row) const {
+  REFIT_ASSIGN(const Symbols own, symbols_of(row));
+  std::vector<Dims> out;
+  for (const Member& m : row.members) {
+    REFIT_ASSIGN(out.emplace_back(), evaluate_terms(m.shape, own));
+  }
+  return out;
+}
+
+std::vector<std::pair<std::string, std::string>> ModelConfig::ties() const {
+  std::vector<std::pair<std::string, std::string>> out;
+  if (flag("tied")) out.emplace_back(kEmbedding, kHead);
+  for (const Tie& tie : family->ties)
+    for (std::int64_t k = 0; holds(tie.when) && k < draft_layers(); ++k)
+      out.emplace_back(tie.primary, name(tie.copy, size("L") + k, 0));
+  return out;
+}
+
+std::string ModelConfig::name(std::string_view pattern, std::int64_t layer, std::int64_t expert) const {
+  constexpr std::string_view kDecoderNames = "model.layers.{layer}.";
+  const std::int64_t draft = layer - size("L");
+  if (draft < 0 || family->draft_prefix.empty() || !pattern.starts_with(kDecoderNames))
+    return instantiate(pattern, layer, draft, expert);
+  return instantiate(family->draft_prefix, layer, draft, expert) +
+         instantiate(pattern.substr(kDecoderNames.size()), layer, draft, expert);
+}
+
+Result<ModelConfig> read_config(std::string_view config_json, const Catalogue* names) {
+  json config = json::parse(config_json, nullptr, false);
   if (config.is_discarded() || !config.is_object()) return Error(Code::kInvalid, "config.json is not a JSON object");
   if (given(config, "quantization_config"))
     return Error(Code::kUnsupported,
                  "config.json: quantization_config is set; rules describe unquantised checkpoints only");
   ModelConfig out;
   REFIT_ASSIGN(out.family, family_of(config));
+  if (!out.family->nested.empty() && given(config, out.family->nested)) {
+    json inner = config[std::string(out.family->nested)];
+    if (!inner.is_object()) return bad(out.family->nested, "must be an object, not " + short_text(inner));
+    for (const char* key : {"tie_word_embeddings", "dtype", "torch_dtype"})
+      if (given(config, key) && !given(inner, key)) inner[key] = config[key];
+    config = std::move(inner);
+  }
+  if (names) infer_drafts(*names, *out.family, config);
   json kept{{"model_type", out.family->name}};
   REFIT_TRY(read_sizes(config, *out.family, out, kept));
   REFIT_TRY(read_flags(config, *out.family, out, kept));
   REFIT_TRY(check_counts(out));
-  out.moe.assign(static_cast<std::size_t>(out.size("L")), false);
-  if (out.family->experts) REFIT_TRY(read_experts(config, out, kept));
+  REFIT_TRY(read_traits(config, out, kept));
   REFIT_TRY(read_dtype(config, out, kept));
   out.canonical = kept.dump();
   return out;
 }
 
-std::string instantiate(std::string_view pattern, std::int64_t layer, std::int64_t expert) {
+std::string instantiate(std::string_view pattern, std::int64_t layer, std::int64_t mtp, std::int64_t expert) {
   std::string out;
   out.reserve(pattern.size() + 8);
   while (!pattern.empty()) {
-    const bool is_layer = pattern.starts_with("{layer}");
-    if (is_layer || pattern.starts_with("{expert}")) {
-      out += std::to_string(is_layer ? layer : expert);
-      pattern.remove_prefix(is_layer ? 7 : 8);
-      continue;
-    }
-    out += pattern[0];
-    pattern.remove_prefix(1);
+    const std::size_t open = pattern.find('{');
+    out += pattern.substr(0, open);
+    if (open == std::string_view::npos) break;
+    pattern.remove_prefix(open);
+    const std::size_t close = pattern.find('}');
+    const char which = pattern[1];
+    out += std::to_string(which == 'l' ? layer : which == 'm' ? mtp : expert);
+    pattern.remove_prefix(close + 1);
   }
   return out;
 }

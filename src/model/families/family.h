@@ -1,12 +1,14 @@
 // A family: its tensors, the numbers that size them, and how each is placed, as tables. What a placement means for a
-// side stands in sides/.
+// side stands in sides/; what only one family does stands in its own rows, as programs.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/core.h"
+#include "model/rules/ops.h"
 
 namespace refit::model {
 
@@ -15,49 +17,123 @@ enum class Kind : std::uint8_t {
   kVocabulary,    // rows are the vocabulary
   kReplicated,    // norms, routers, biases of row-parallel matrices: whole everywhere
   kQkv,           // q, k, v: rows are heads (a weight or a bias)
-  kRowParallel,   // columns are heads or the MLP width
+  kGatedQkv,      // likewise, and each q head is followed by its gate
+  kColumn,        // rows are heads
+  kRowParallel,   // columns are heads
   kGateUp,        // gate, up: rows are the MLP width
+  kUp,            // up alone
+  kMlpDown,       // columns are the MLP width
   kExpertGateUp,  // gate, up of each expert
+  kExpertUp,      // up alone
   kExpertDown,    // columns are the expert width
+  kStacked,       // one tensor of all experts, axis 0
 };
-inline constexpr int kKindCount = 7;
+inline constexpr int kKindCount = 13;
+bool is_expert(Kind kind);      // placed by the expert grid of the mesh
+bool is_per_expert(Kind kind);  // a tensor for each expert
 
-enum class Where : std::uint8_t { kModel, kEveryLayer, kDenseLayer, kMoeLayer };
+// Which layers have a row: alternatives separated by '|', each a conjunction ('&') of layer traits, '!' for not.
+// `kEveryLayer` is the decoder; "mtp" its draft layers, numbered on from the last.
+inline constexpr std::string_view kModel = "", kEveryLayer = "*", kDenseLayer = "!moe", kMoeLayer = "moe";
 
 struct Member {
-  std::string_view name;   // logical, with {layer} and {expert}
-  std::string_view shape;  // terms, e.g. "Hq*hd,H"
+  std::string_view name;        // logical, with {layer} and {expert}; {mtp} counts draft layers from 0
+  std::string_view shape;       // terms, e.g. "Hq*hd,H"
+  std::string_view dtype = {};  // when it is not the model's
 };
 
-// Tensors that one parameter of a fusing side holds together. A side's name is empty where it keeps the logical one.
+// How many parameters a rule makes of a row.
+enum class Per : std::uint8_t {
+  kTensor,     // each member (of each expert) is a parameter of its own, all experts everywhere
+  kRow,        // one parameter under the side's name
+  kStack,      // one parameter under the side's name, holding all experts
+  kStackEach,  // likewise, one for each member
+  kExpert,     // one for each expert of the rank, counted from 0 there
+};
+
+enum class Names : std::uint8_t { kFused, kEngine, kMegatron, kJax };
+
+// What one family does otherwise than its kind says, on one side. Several of one side and Per::kRow: a parameter each,
+// which together hold the members; the side's name then names each.
+struct Own {
+  Names side = Names::kEngine;
+  Per per = Per::kRow;
+  Program program = {};
+};
+
+// Tensors that one parameter of a fusing side holds together. A side's name is empty where it keeps the logical one;
+// several names, separated by '|', are one for each member.
 struct Row {
   Kind kind = Kind::kReplicated;
-  Where where = Where::kModel;
-  std::string_view when = {};  // a flag of the configuration, "!flag", or empty
+  std::string_view where = kModel;
+  std::string_view when = {};  // flags of the configuration joined by '&', '!' for not; or empty
   std::vector<Member> members = {};
   std::string_view engine = {};
+  std::string_view sglang = {};  // when it differs from `engine`
   std::string_view megatron = {};
-  std::string_view fused = {};  // name in checkpoints that stack experts
+  std::string_view megatron_local = {};  // under spec=local, when it differs
+  std::string_view jax = {};
+  std::string_view fused = {};                                          // name in checkpoints that stack experts
+  std::vector<std::pair<std::string_view, std::string_view>> let = {};  // symbols that mean another term in this row
+  std::vector<Own> own = {};
+  bool first_stage = false;  // of the model's own rows: lies where the pipeline begins, not where it ends
 };
 
-// A key of config.json. `otherwise` is a term, "a/b", or empty when the key must be there.
+// A key of config.json. `otherwise` is a term, "a/b", or empty when the key must be there. Without a key the number
+// follows from others.
 struct ConfigKey {
   std::string_view key;
   std::string_view symbol;
-  std::string_view otherwise;
+  std::string_view otherwise = {};
+  std::int64_t least = 1;
 };
 struct ConfigFlag {
   std::string_view key;
   std::string_view symbol;
+  bool otherwise = false;
+};
+
+// A yes or no for each layer.
+struct LayerTrait {
+  enum class How : std::uint8_t {
+    kSparse,   // decoder_sparse_step and mlp_only_layers
+    kFrom,     // layers from the number under `key` on
+    kTail,     // the last `key` layers
+    kTypes,    // the list under `key` has `value`; without it, every `step`-th layer has `last`
+    kPattern,  // the character of the string under `key` is one of `value`
+  };
+  std::string_view name;
+  How how = How::kSparse;
+  std::string_view key = {};
+  std::string_view value = {};
+  std::string_view step = {};  // key with the period, for kTypes
+  std::int64_t period = 0;     // when that key is missing too
+  bool last = true;            // the last layer of a period has the trait; else all others have
+};
+
+// `copy` holds the same tensor as `primary` in checkpoints that have it.
+struct Tie {
+  std::string_view primary, copy;
+  std::string_view when = {};
 };
 
 struct Family {
   std::string_view name;               // and model_type
   std::string_view architecture = {};  // of config.json
-  bool experts = false;                // reads mlp_only_layers and decoder_sparse_step
   std::vector<ConfigKey> sizes = {};
   std::vector<ConfigFlag> flags = {};
+  std::vector<LayerTrait> traits = {};
   std::vector<Row> rows = {};
+  std::vector<Tie> ties = {};
+  std::string_view draft = {};  // symbol of the number of draft layers
+  // What stands for "model.layers.{layer}." in the names of draft layers; a checkpoint that has such names has a draft
+  // layer even when config.json does not say so.
+  std::string_view draft_prefix = {};
+  std::vector<std::string_view> aliases = {};  // further model_types
+  bool jax = false;                            // has an NNX tree
+  bool jax_cut = true;                         // whose matrices are cut over tp
+  std::string_view jax_norm = ".scale";
+  std::string_view nested = {};  // key of config.json under which the text model's keys may stand
 };
 
 inline constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kHead = "lm_head.weight";
@@ -66,6 +142,14 @@ const Family& llama();
 const Family& qwen2();
 const Family& qwen3();
 const Family& qwen3_moe();
+const Family& deepseek_v3();
+const Family& kimi_k2();
+const Family& qwen3_next();
+const Family& qwen3_5();
+const Family& qwen3_5_moe();
+const Family& gpt_oss();
+const Family& glm4_moe();
+const Family& gemma3();
 const std::vector<const Family*>& families();
 
 // Table fragments that several families share.
@@ -74,14 +158,27 @@ std::vector<ConfigKey> dense_sizes();
 Row embedding();
 Row final_norm();
 Row head();
-Row input_norm();
-Row qkv(std::string_view when, bool bias);
-Row output_projection();
-Row head_norm(std::string_view which);
-Row post_attention_norm(Where where);
-Row gate_up(Where where);
-Row down(Where where);
-
+Row input_norm(std::string_view where = kEveryLayer);
+Row qkv(std::string_view when, bool bias, std::string_view where = kEveryLayer);
+Row output_projection(std::string_view where = kEveryLayer);
+Row output_bias(std::string_view when);
+Row head_norm(std::string_view which, std::string_view where = kEveryLayer, std::string_view when = "");
+Row post_attention_norm(std::string_view where);
+Row gate_up(std::string_view where);
+Row down(std::string_view where);
+// Routers and experts as Qwen3-MoE names them.
+Row router(std::string_view where = kMoeLayer);
+Row expert_gate_up(std::string_view where = kMoeLayer);
+Row expert_down(std::string_view where = kMoeLayer);
+// What DeepSeek's draft layers and routers have and GLM's repeat.
+Row correction_bias(std::string_view where);
+std::vector<Row> shared_experts(std::string_view where);
+std::vector<Row> draft_rows();
+// A norm under the same name everywhere but in Megatron.
+Row norm(std::string_view where, std::string_view name, std::string_view megatron, std::string_view local = "",
+         std::string_view shape = "H");
+// All of `parts`, in order.
+std::vector<Row> joined(std::vector<std::vector<Row>> parts);
 }  // namespace rows
 
 }  // namespace refit::model

@@ -17,24 +17,22 @@ const Family& llama() {
                qkv("", false),
                qkv("attention_bias", true),
                output_projection(),
-               {.where = Where::kEveryLayer,
-                .when = "attention_bias",
-                .members = {{"model.layers.{layer}.self_attn.o_proj.bias", "H"}},
-                .megatron = "decoder.layers.{layer}.self_attention.linear_proj.bias"},
-               post_attention_norm(Where::kEveryLayer),
-               gate_up(Where::kEveryLayer),
-               down(Where::kEveryLayer),
+               output_bias("attention_bias"),
+               post_attention_norm(kEveryLayer),
+               gate_up(kEveryLayer),
+               down(kEveryLayer),
                {.kind = Kind::kGateUp,
-                .where = Where::kEveryLayer,
+                .where = kEveryLayer,
                 .when = "mlp_bias",
                 .members = {{"model.layers.{layer}.mlp.gate_proj.bias", "I"},
                             {"model.layers.{layer}.mlp.up_proj.bias", "I"}},
                 .engine = "model.layers.{layer}.mlp.gate_up_proj.bias",
                 .megatron = "decoder.layers.{layer}.mlp.linear_fc1.bias"},
-               {.where = Where::kEveryLayer,
+               {.where = kEveryLayer,
                 .when = "mlp_bias",
                 .members = {{"model.layers.{layer}.mlp.down_proj.bias", "H"}},
-                .megatron = "decoder.layers.{layer}.mlp.linear_fc2.bias"}}};
+                .megatron = "decoder.layers.{layer}.mlp.linear_fc2.bias"}},
+      .jax = true};
   return family;
 }
 

@@ -11,7 +11,8 @@ const Family& qwen2() {
       .sizes = dense_sizes(),
       .flags = {{"tie_word_embeddings", "tied"}},
       .rows = {embedding(), final_norm(), head(), input_norm(), qkv("", false), qkv("", true), output_projection(),
-               post_attention_norm(Where::kEveryLayer), gate_up(Where::kEveryLayer), down(Where::kEveryLayer)}};
+               post_attention_norm(kEveryLayer), gate_up(kEveryLayer), down(kEveryLayer)},
+      .jax = true};
   return family;
 }
 

@@ -5,26 +5,15 @@ namespace refit::model {
 
 const Family& qwen3() {
   using namespace rows;
-  static const Family family{.name = "qwen3",
-                             .architecture = "Qwen3ForCausalLM",
-                             .sizes = dense_sizes(),
-                             .flags = {{"tie_word_embeddings", "tied"}, {"attention_bias", "attention_bias"}},
-                             .rows = {embedding(),
-                                      final_norm(),
-                                      head(),
-                                      input_norm(),
-                                      qkv("", false),
-                                      qkv("attention_bias", true),
-                                      output_projection(),
-                                      {.where = Where::kEveryLayer,
-                                       .when = "attention_bias",
-                                       .members = {{"model.layers.{layer}.self_attn.o_proj.bias", "H"}},
-                                       .megatron = "decoder.layers.{layer}.self_attention.linear_proj.bias"},
-                                      head_norm("q"),
-                                      head_norm("k"),
-                                      post_attention_norm(Where::kEveryLayer),
-                                      gate_up(Where::kEveryLayer),
-                                      down(Where::kEveryLayer)}};
+  static const Family family{
+      .name = "qwen3",
+      .architecture = "Qwen3ForCausalLM",
+      .sizes = dense_sizes(),
+      .flags = {{"tie_word_embeddings", "tied"}, {"attention_bias", "attention_bias"}},
+      .rows = {embedding(), final_norm(), head(), input_norm(), qkv("", false), qkv("attention_bias", true),
+               output_projection(), output_bias("attention_bias"), head_norm("q"), head_norm("k"),
+               post_attention_norm(kEveryLayer), gate_up(kEveryLayer), down(kEveryLayer)},
+      .jax = true};
   return family;
 }
 

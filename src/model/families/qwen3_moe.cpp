@@ -14,46 +14,15 @@ const Family& qwen3_moe() {
   static const Family family{
       .name = "qwen3_moe",
       .architecture = "Qwen3MoeForCausalLM",
-      .experts = true,
       .sizes = sizes,
       .flags = {{"tie_word_embeddings", "tied"}, {"attention_bias", "attention_bias"}},
-      .rows = {embedding(),
-               final_norm(),
-               head(),
-               input_norm(),
-               qkv("", false),
-               qkv("attention_bias", true),
-               output_projection(),
-               {.where = Where::kEveryLayer,
-                .when = "attention_bias",
-                .members = {{"model.layers.{layer}.self_attn.o_proj.bias", "H"}},
-                .megatron = "decoder.layers.{layer}.self_attention.linear_proj.bias"},
-               head_norm("q"),
-               head_norm("k"),
-               post_attention_norm(Where::kDenseLayer),
-               gate_up(Where::kDenseLayer),
-               down(Where::kDenseLayer),
-               post_attention_norm(Where::kMoeLayer),
-               {.where = Where::kMoeLayer,
-                .members = {{"model.layers.{layer}.mlp.gate.weight", "E,H"}},
-                .megatron = "decoder.layers.{layer}.mlp.router.weight"},
-               {.kind = Kind::kExpertGateUp,
-                .where = Where::kMoeLayer,
-                .members = {{"model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight", "Im,H"},
-                            {"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight", "Im,H"}},
-                .engine = "model.layers.{layer}.mlp.experts.routed_experts.w13_weight",
-                .fused = "model.layers.{layer}.mlp.experts.gate_up_proj"},
-               {.kind = Kind::kExpertDown,
-                .where = Where::kMoeLayer,
-                .members = {{"model.layers.{layer}.mlp.experts.{expert}.down_proj.weight", "H,Im"}},
-                .engine = "model.layers.{layer}.mlp.experts.routed_experts.w2_weight",
-                .fused = "model.layers.{layer}.mlp.experts.down_proj"}}};
+      .traits = {{.name = "moe", .how = LayerTrait::How::kSparse}},
+      .rows = {embedding(), final_norm(), head(), input_norm(), qkv("", false), qkv("attention_bias", true),
+               output_projection(), output_bias("attention_bias"), head_norm("q"), head_norm("k"),
+               post_attention_norm(kDenseLayer), gate_up(kDenseLayer), down(kDenseLayer),
+               post_attention_norm(kMoeLayer), router(), expert_gate_up(), expert_down()},
+      .jax = true};
   return family;
-}
-
-const std::vector<const Family*>& families() {
-  static const std::vector<const Family*> all{&llama(), &qwen2(), &qwen3(), &qwen3_moe()};
-  return all;
 }
 
 }  // namespace refit::model

@@ -14,23 +14,30 @@ std::vector<ConfigKey> dense_sizes() {
 }
 
 Row embedding() {
-  return {.kind = Kind::kVocabulary, .members = {{kEmbedding, "V,H"}}, .megatron = "embedding.word_embeddings.weight"};
+  return {.kind = Kind::kVocabulary,
+          .members = {{kEmbedding, "V,H"}},
+          .megatron = "embedding.word_embeddings.weight",
+          .jax = "model.embed_tokens.embedding",
+          // An embedding is a lookup, not a matrix: its bytes stay, on every rank.
+          .own = {{Names::kJax, Per::kTensor, {op::load(0)}}},
+          .first_stage = true};
 }
 Row final_norm() { return {.members = {{"model.norm.weight", "H"}}, .megatron = "decoder.final_layernorm.weight"}; }
 Row head() {
   return {.kind = Kind::kVocabulary, .when = "!tied", .members = {{kHead, "V,H"}}, .megatron = "output_layer.weight"};
 }
 
-Row input_norm() {
-  return {.where = Where::kEveryLayer,
+Row input_norm(std::string_view where) {
+  return {.where = where,
           .members = {{REFIT_LAYER "input_layernorm.weight", "H"}},
-          .megatron = REFIT_DECODER "self_attention.linear_qkv.layer_norm_weight"};
+          .megatron = REFIT_DECODER "self_attention.linear_qkv.layer_norm_weight",
+          .megatron_local = REFIT_DECODER "input_layernorm.weight"};
 }
 
-Row qkv(std::string_view when, bool bias) {
+Row qkv(std::string_view when, bool bias, std::string_view where) {
   if (bias)
     return {.kind = Kind::kQkv,
-            .where = Where::kEveryLayer,
+            .where = where,
             .when = when,
             .members = {{REFIT_LAYER "self_attn.q_proj.bias", "Hq*hd"},
                         {REFIT_LAYER "self_attn.k_proj.bias", "Hkv*hd"},
@@ -38,7 +45,7 @@ Row qkv(std::string_view when, bool bias) {
             .engine = REFIT_LAYER "self_attn.qkv_proj.bias",
             .megatron = REFIT_DECODER "self_attention.linear_qkv.bias"};
   return {.kind = Kind::kQkv,
-          .where = Where::kEveryLayer,
+          .where = where,
           .when = when,
           .members = {{REFIT_LAYER "self_attn.q_proj.weight", "Hq*hd,H"},
                       {REFIT_LAYER "self_attn.k_proj.weight", "Hkv*hd,H"},
@@ -47,29 +54,38 @@ Row qkv(std::string_view when, bool bias) {
           .megatron = REFIT_DECODER "self_attention.linear_qkv.weight"};
 }
 
-Row output_projection() {
+Row output_projection(std::string_view where) {
   return {.kind = Kind::kRowParallel,
-          .where = Where::kEveryLayer,
+          .where = where,
           .members = {{REFIT_LAYER "self_attn.o_proj.weight", "H,Hq*hd"}},
           .megatron = REFIT_DECODER "self_attention.linear_proj.weight"};
 }
 
-Row head_norm(std::string_view which) {
+Row output_bias(std::string_view when) {
+  return {.where = kEveryLayer,
+          .when = when,
+          .members = {{REFIT_LAYER "self_attn.o_proj.bias", "H"}},
+          .megatron = REFIT_DECODER "self_attention.linear_proj.bias"};
+}
+
+Row head_norm(std::string_view which, std::string_view where, std::string_view when) {
   const bool q = which == "q";
-  return {.where = Where::kEveryLayer,
+  return {.where = where,
+          .when = when,
           .members = {{q ? REFIT_LAYER "self_attn.q_norm.weight" : REFIT_LAYER "self_attn.k_norm.weight", "hd"}},
           .megatron = q ? REFIT_DECODER "self_attention.q_layernorm.weight"
                         : REFIT_DECODER "self_attention.k_layernorm.weight"};
 }
 
-Row post_attention_norm(Where where) {
+Row post_attention_norm(std::string_view where) {
   return {.where = where,
           .members = {{REFIT_LAYER "post_attention_layernorm.weight", "H"}},
-          .megatron = where == Where::kMoeLayer ? REFIT_DECODER "pre_mlp_layernorm.weight"
-                                                : REFIT_DECODER "mlp.linear_fc1.layer_norm_weight"};
+          .megatron = where.starts_with(kMoeLayer) ? REFIT_DECODER "pre_mlp_layernorm.weight"
+                                                   : REFIT_DECODER "mlp.linear_fc1.layer_norm_weight",
+          .megatron_local = REFIT_DECODER "pre_mlp_layernorm.weight"};
 }
 
-Row gate_up(Where where) {
+Row gate_up(std::string_view where) {
   return {.kind = Kind::kGateUp,
           .where = where,
           .members = {{REFIT_LAYER "mlp.gate_proj.weight", "I,H"}, {REFIT_LAYER "mlp.up_proj.weight", "I,H"}},
@@ -77,11 +93,89 @@ Row gate_up(Where where) {
           .megatron = REFIT_DECODER "mlp.linear_fc1.weight"};
 }
 
-Row down(Where where) {
-  return {.kind = Kind::kRowParallel,
+Row down(std::string_view where) {
+  return {.kind = Kind::kMlpDown,
           .where = where,
           .members = {{REFIT_LAYER "mlp.down_proj.weight", "H,I"}},
           .megatron = REFIT_DECODER "mlp.linear_fc2.weight"};
+}
+
+Row router(std::string_view where) {
+  return {.where = where,
+          .members = {{REFIT_LAYER "mlp.gate.weight", "E,H"}},
+          .megatron = REFIT_DECODER "mlp.router.weight",
+          .jax = REFIT_LAYER "mlp.router.gate.kernel"};
+}
+
+// JAX keeps w1, w3 and w2 in torch's order, apart.
+Row expert_gate_up(std::string_view where) {
+  return {.kind = Kind::kExpertGateUp,
+          .where = where,
+          .members = {{REFIT_LAYER "mlp.experts.{expert}.gate_proj.weight", "Im,H"},
+                      {REFIT_LAYER "mlp.experts.{expert}.up_proj.weight", "Im,H"}},
+          .engine = REFIT_LAYER "mlp.experts.routed_experts.w13_weight",
+          .sglang = REFIT_LAYER "mlp.experts.w13_weight",
+          .megatron = REFIT_DECODER "mlp.experts.linear_fc1.weight{expert}",
+          .jax = REFIT_LAYER "mlp.experts.w1_EFD|" REFIT_LAYER "mlp.experts.w3_EFD",
+          .fused = REFIT_LAYER "mlp.experts.gate_up_proj"};
+}
+
+Row expert_down(std::string_view where) {
+  return {.kind = Kind::kExpertDown,
+          .where = where,
+          .members = {{REFIT_LAYER "mlp.experts.{expert}.down_proj.weight", "H,Im"}},
+          .engine = REFIT_LAYER "mlp.experts.routed_experts.w2_weight",
+          .sglang = REFIT_LAYER "mlp.experts.w2_weight",
+          .megatron = REFIT_DECODER "mlp.experts.linear_fc2.weight{expert}",
+          .jax = REFIT_LAYER "mlp.experts.w2_EDF",
+          .fused = REFIT_LAYER "mlp.experts.down_proj"};
+}
+
+// Routed with it, so it stays f32 whatever the model is.
+Row correction_bias(std::string_view where) {
+  const Program f32{op::load(0), op::cast("f32")};
+  return {.where = where,
+          .members = {{REFIT_LAYER "mlp.gate.e_score_correction_bias", "E", "f32"}},
+          .megatron = REFIT_DECODER "mlp.router.expert_bias",
+          .own = {{Names::kEngine, Per::kRow, f32}, {Names::kMegatron, Per::kRow, f32}}};
+}
+
+std::vector<Row> shared_experts(std::string_view where) {
+  return {{.kind = Kind::kGateUp,
+           .where = where,
+           .members = {{REFIT_LAYER "mlp.shared_experts.gate_proj.weight", "Is,H"},
+                       {REFIT_LAYER "mlp.shared_experts.up_proj.weight", "Is,H"}},
+           .engine = REFIT_LAYER "mlp.shared_experts.gate_up_proj.weight",
+           .megatron = REFIT_DECODER "mlp.shared_experts.linear_fc1.weight"},
+          {.kind = Kind::kMlpDown,
+           .where = where,
+           .members = {{REFIT_LAYER "mlp.shared_experts.down_proj.weight", "H,Is"}},
+           .megatron = REFIT_DECODER "mlp.shared_experts.linear_fc2.weight"}};
+}
+
+std::vector<Row> draft_rows() {
+  const auto of = [](std::string_view name, std::string_view megatron) {
+    return Row{.where = "mtp", .members = {{name, "H"}}, .megatron = megatron};
+  };
+  return {of(REFIT_LAYER "enorm.weight", "mtp.layers.{mtp}.enorm.weight"),
+          of(REFIT_LAYER "hnorm.weight", "mtp.layers.{mtp}.hnorm.weight"),
+          of(REFIT_LAYER "shared_head.norm.weight", "mtp.layers.{mtp}.final_layernorm.weight"),
+          {.kind = Kind::kColumn,
+           .where = "mtp",
+           .members = {{REFIT_LAYER "eh_proj.weight", "H,2*H"}},
+           .megatron = "mtp.layers.{mtp}.eh_proj.weight"}};
+}
+
+Row norm(std::string_view where, std::string_view name, std::string_view megatron, std::string_view local,
+         std::string_view shape) {
+  return {.where = where, .members = {{name, shape}}, .megatron = megatron, .megatron_local = local};
+}
+
+std::vector<Row> joined(std::vector<std::vector<Row>> parts) {
+  std::vector<Row> out;
+  for (std::vector<Row>& part : parts)
+    out.insert(out.end(), std::make_move_iterator(part.begin()), std::make_move_iterator(part.end()));
+  return out;
 }
 
 }  // namespace refit::model::rows

@@ -91,11 +91,36 @@ Status factor(Arrangement& array, int axis, const Dims& radices) {
   return {};
 }
 
+// See op::component.
+Status narrow_to(Arrangement& array, int axis, std::size_t k, const Dims& sizes, Dims groups) {
+  const auto a = static_cast<std::size_t>(axis);
+  if (k >= sizes.size()) return wrong("component that the list lacks");
+  const std::int64_t lo =
+      std::accumulate(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(k), std::int64_t{0});
+  const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  groups.push_back(total);
+  const std::int64_t count = groups.size() > 1 ? array.shape[a] / std::max<std::int64_t>(total, 1) : 1;
+  REFIT_TRY(factor(array, axis, groups));
+  Piece& p = array.pieces[0];
+  const std::vector<int> axis_of = p.view.axis_of();
+  for (std::size_t f = 0; f < p.places.size(); ++f) {
+    if (axis_of[f] != axis) continue;
+    const bool inner = f + 1 == p.places.size() || axis_of[f + 1] != axis;
+    if (inner)
+      p.box[f] = {lo, lo + sizes[k]};
+    else
+      p.places[f].step = p.places[f].step / total * sizes[k];
+  }
+  array.shape[a] = count * sizes[k];
+  return {};
+}
+
 Status append(Arrangement& into, Arrangement&& next, int axis) {
   const auto a = static_cast<std::size_t>(axis);
   for (std::size_t i = 0; i < into.shape.size(); ++i)
     if (next.shape.size() != into.shape.size() || (i != a && next.shape[i] != into.shape[i]))
       return wrong("concat of different shapes");
+  if (next.cast || !next.value.empty()) return wrong("concat after a cast");
   for (Piece& p : next.pieces) {
     p.base[a] += into.shape[a];
     into.pieces.push_back(std::move(p));
@@ -120,7 +145,7 @@ Result<Arrangement> interleave_all(std::vector<Arrangement> arrays, int axis) {
     REFIT_ASSIGN(slices.emplace_back(), slice_of(array, axis, groups));
     total += slices.back();
   }
-  Arrangement out{.shape = arrays[0].shape, .pieces = {}, .cast = {}};
+  Arrangement out{.shape = arrays[0].shape, .pieces = {}, .cast = {}, .value = {}};
   out.shape[a] = groups * total;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     for (Piece& p : arrays[i].pieces) {
@@ -139,14 +164,14 @@ Result<Arrangement> interleave_all(std::vector<Arrangement> arrays, int axis) {
   return out;
 }
 
-Arrangement stack_experts(const Arrangement& one, Interval experts) {
-  Arrangement out{.shape = one.shape, .pieces = {}, .cast = one.cast};
-  out.shape.insert(out.shape.begin(), experts.size());
-  for (std::int64_t e = experts.lo; e < experts.hi; ++e)
+Arrangement stack_experts(const Arrangement& one, const Dims& experts) {
+  Arrangement out{.shape = one.shape, .pieces = {}, .cast = one.cast, .value = one.value};
+  out.shape.insert(out.shape.begin(), static_cast<std::int64_t>(experts.size()));
+  for (std::size_t slot = 0; slot < experts.size(); ++slot)
     for (Piece p : one.pieces) {
-      p.expert = e;
+      p.expert = experts[slot];
       for (Piece::Place& place : p.places) place.axis += place.axis >= 0 ? 1 : 0;
-      p.base.insert(p.base.begin(), e - experts.lo);
+      p.base.insert(p.base.begin(), static_cast<std::int64_t>(slot));
       out.pieces.push_back(std::move(p));
     }
   return out;
@@ -217,6 +242,14 @@ class Machine {
         cut_to(top(), op.axis, keep);
         return {};
       }
+      case OpCode::kComponent: {
+        REFIT_ASSIGN(const Dims sizes, evaluate_terms(op.term, *frame_.symbols));
+        Dims groups;
+        if (!op.cut.units.empty()) {
+          REFIT_ASSIGN(groups, evaluate_terms(op.cut.units, *frame_.symbols));
+        }
+        return narrow_to(top(), op.axis, static_cast<std::size_t>(op.count), sizes, std::move(groups));
+      }
       case OpCode::kPad:
         return pad(op);
       case OpCode::kConcat:
@@ -228,10 +261,25 @@ class Machine {
       }
       case OpCode::kStack:
         return stack();
+      case OpCode::kPick:
+        cut_to(top(), 0, {frame_.pick, frame_.pick + 1});
+        return squeeze(top(), 0);
+      case OpCode::kOnly:
+        if (frame_.mesh->part(op.cut.over, *frame_.at).index > 0) top().pieces.clear();
+        return {};
       case OpCode::kPermute: {
-        REFIT_ASSIGN(const Dims order, evaluate_terms(op.term, *frame_.symbols));
+        Dims order(top().shape.size());
+        if (op.term != "reverse") {
+          REFIT_ASSIGN(order, evaluate_terms(op.term, *frame_.symbols));
+        } else {
+          std::iota(order.rbegin(), order.rend(), 0);
+        }
         return permute(top(), order);
       }
+      case OpCode::kValue:
+        top().value = op.term;
+        top().cast = DType::kF32;
+        return {};
       case OpCode::kSqueeze:
         return squeeze(top(), op.axis);
       case OpCode::kCast: {
@@ -259,7 +307,7 @@ class Machine {
   Status load(const Op& op) {
     if (static_cast<std::size_t>(op.count) >= frame_.members.size()) return wrong("loads a member that the row lacks");
     const Dims& shape = frame_.members[static_cast<std::size_t>(op.count)];
-    stack_.push_back({.shape = shape, .pieces = {whole_piece(op.count, shape)}, .cast = {}});
+    stack_.push_back({.shape = shape, .pieces = {whole_piece(op.count, shape)}, .cast = {}, .value = {}});
     return {};
   }
   Status pad(const Op& op) {
@@ -279,10 +327,21 @@ class Machine {
   }
   // Cuts of the expert axis that follow choose the experts before they are laid: same meaning, no work for the others.
   Status stack() {
-    Interval experts{0, frame_.experts};
+    Dims experts(static_cast<std::size_t>(frame_.experts));
+    std::iota(experts.begin(), experts.end(), 0);
     while (at_ + 1 < program_.size() && program_[at_ + 1].code == OpCode::kCut && program_[at_ + 1].axis == 0) {
-      REFIT_ASSIGN(const Interval keep, interval(program_[++at_].cut, experts.size()));
-      experts = {experts.lo + keep.lo, experts.lo + keep.hi};
+      const Cut& cut = program_[++at_].cut;
+      Dims kept;
+      if (cut.rule == CutRule::kRobin) {
+        const Mesh::Part part = frame_.mesh->part(cut.over, *frame_.at);
+        for (auto i = static_cast<std::size_t>(part.index); i < experts.size();
+             i += static_cast<std::size_t>(part.count))
+          kept.push_back(experts[i]);
+      } else {
+        REFIT_ASSIGN(const Interval keep, interval(cut, static_cast<std::int64_t>(experts.size())));
+        kept.assign(experts.begin() + keep.lo, experts.begin() + keep.hi);
+      }
+      experts = std::move(kept);
     }
     top() = stack_experts(top(), experts);
     return {};
@@ -320,6 +379,8 @@ Result<Interval> cut_interval(const Cut& cut, std::int64_t extent, Mesh::Part pa
       const std::int64_t lo = part.index * base + std::min(part.index, rest);
       return Interval{lo, lo + base + (part.index < rest ? 1 : 0)};
     }
+    case CutRule::kRobin:
+      break;
     case CutRule::kShare: {
       const std::int64_t most = std::max(units, part.count), least = std::min(units, part.count);
       if (units < 1 || most % least != 0 || extent % units != 0)
@@ -330,7 +391,7 @@ Result<Interval> cut_interval(const Cut& cut, std::int64_t extent, Mesh::Part pa
       return Interval{part.index / copies * rows, part.index / copies * rows + rows};
     }
   }
-  return wrong("unknown cut");
+  return wrong("a cut of single indices, of something other than a stack");
 }
 
 Result<Arrangement> run(const Program& program, const Frame& frame) { return Machine(program, frame).run(); }
@@ -366,9 +427,10 @@ Lie lie_of(const Piece& piece, const Dims& shape) {
 }
 
 std::string to_string(const Program& program) {
-  static constexpr std::string_view kOps[] = {"load",       "view",  "cut",     "pad",     "concat",
-                                              "interleave", "stack", "permute", "squeeze", "cast"};
-  static constexpr std::string_view kCuts[] = {"even", "chunk", "block", "share", "linear"};
+  static constexpr std::string_view kOps[] = {"load",    "view",       "component", "cut",  "pad",
+                                              "concat",  "interleave", "stack",     "pick", "only",
+                                              "permute", "squeeze",    "cast",      "value"};
+  static constexpr std::string_view kCuts[] = {"even", "chunk", "block", "share", "linear", "robin"};
   std::string out;
   for (const Op& op : program) {
     out += std::string(out.empty() ? "" : " ") + std::string(kOps[static_cast<std::size_t>(op.code)]);

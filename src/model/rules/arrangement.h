@@ -29,6 +29,7 @@ struct Arrangement {
   Dims shape;
   std::vector<Piece> pieces;
   std::optional<DType> cast;
+  std::string_view value;  // a transform's name
 };
 
 // What a program sees when it runs.
@@ -38,6 +39,7 @@ struct Frame {
   const Coordinates* at = nullptr;
   std::vector<Dims> members;  // shapes
   std::int64_t experts = 0;
+  std::int64_t pick = 0;  // the expert that kPick takes
 };
 
 // The array of one rank. Errors: kInvalid when an extent does not divide; kInternal for a program that is wrong in

@@ -3,6 +3,15 @@
 #include "model/rules/symbols.h"
 
 namespace refit::model {
+namespace {
+// An axis may have several names, joined by '|'.
+bool is_called(const Mesh::Axis& axis, std::string_view name) {
+  if (axis.name == name) return true;
+  for (std::string_view alias : split(axis.name, '|'))
+    if (alias == name) return true;
+  return false;
+}
+}  // namespace
 
 Result<Mesh> Mesh::make(std::vector<Axis> axes) {
   Mesh mesh;
@@ -39,17 +48,23 @@ Mesh::Part Mesh::part(std::string_view over, const Coordinates& at) const {
   Part part;
   for (std::string_view name : split(over, '*'))
     for (std::size_t i = 0; i < axes_.size(); ++i)
-      if (axes_[i].name == name) {
+      if (is_called(axes_[i], name)) {
         part.index = part.index * axes_[i].size + at[i];
         part.count *= axes_[i].size;
       }
   return part;
 }
 
+std::int64_t Mesh::step(std::string_view axis) const {
+  for (std::size_t i = 0; i < axes_.size(); ++i)
+    if (is_called(axes_[i], axis)) return steps_[i];
+  return 0;
+}
+
 void Mesh::mark(std::string_view over, std::vector<bool>& axes) const {
   for (std::string_view name : split(over, '*'))
     for (std::size_t i = 0; i < axes_.size(); ++i)
-      if (axes_[i].name == name) axes[i] = true;
+      if (is_called(axes_[i], name)) axes[i] = true;
 }
 
 std::vector<std::pair<std::uint32_t, std::uint32_t>> Mesh::free_axes(const std::vector<bool>& marked) const {

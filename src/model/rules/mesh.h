@@ -15,7 +15,7 @@ using Coordinates = std::vector<std::int64_t>;  // one per mesh axis
 class Mesh {
  public:
   struct Axis {
-    std::string name;
+    std::string name;  // several names joined by '|' mean the same axis
     std::int64_t size = 1;
   };
   // Errors: kInvalid when the product passes kMaxRanks.
@@ -32,6 +32,8 @@ class Mesh {
     std::int64_t index = 0, count = 1;
   };
   Part part(std::string_view over, const Coordinates& at) const;
+  // Ranks between neighbours on an axis; 0 without it.
+  std::int64_t step(std::string_view axis) const;
   // Marks the axes that `over` names.
   void mark(std::string_view over, std::vector<bool>& axes) const;
   // (count, step) for each unmarked axis of size above 1, slowest first, neighbours joined: the ranks that share the

@@ -15,6 +15,7 @@ enum class CutRule : std::uint8_t {
   kBlock,   // as kChunk with the part rounded up to `units`
   kShare,   // `units` heads: whole heads per part, or, with more parts than heads, each head on n/units neighbours
   kLinear,  // extent/n each, the remainder one each to the first parts (a table of ranges)
+  kRobin,   // of a stack: part k takes k, k + n, k + 2n, …
 };
 
 // `over` names mesh axes joined by '*', the last varying fastest: "tp", "dp*tp".
@@ -24,14 +25,30 @@ struct Cut {
   std::string_view units = {};
 };
 
-enum class OpCode : std::uint8_t { kLoad, kView, kCut, kPad, kConcat, kInterleave, kStack, kPermute, kSqueeze, kCast };
+enum class OpCode : std::uint8_t {
+  kLoad,
+  kView,
+  kComponent,
+  kCut,
+  kPad,
+  kConcat,
+  kInterleave,
+  kStack,
+  kPick,
+  kOnly,
+  kPermute,
+  kSqueeze,
+  kCast,
+  kValue,
+};
 
 struct Op {
   OpCode code = OpCode::kLoad;
   int axis = 0;
-  int count = 0;               // kLoad: member of the row; kConcat, kInterleave: arrays taken from the stack
-  Cut cut = {};                // kCut
-  std::string_view term = {};  // kView: radices; kPad: multiple; kPermute: order; kCast: dtype
+  int count = 0;  // kLoad: member of the row; kComponent: which; kConcat, kInterleave: arrays taken
+  Cut cut = {};   // kCut, kOnly; kComponent: the groups in `units`
+  std::string_view term =
+      {};  // kView: radices; kComponent: sizes; kPad: multiple; kPermute: order; kCast, kValue: name
 };
 using Program = std::vector<Op>;
 
@@ -40,6 +57,11 @@ namespace op {
 inline Op load(int i) { return {.code = OpCode::kLoad, .count = i}; }
 // Factor an axis of a whole tensor: rows = "Hkv,qpg*hd".
 inline Op view(int axis, std::string_view radices) { return {.code = OpCode::kView, .axis = axis, .term = radices}; }
+// Of a whole tensor whose axis is made of groups (factors, e.g. "Hkv,qpg"), each of them a run of components of
+// `sizes`: the k-th component of every group.
+inline Op component(int axis, int k, std::string_view sizes, std::string_view groups = "") {
+  return {.code = OpCode::kComponent, .axis = axis, .count = k, .cut = {.units = groups}, .term = sizes};
+}
 inline Op cut(int axis, CutRule rule, std::string_view over, std::string_view units = "") {
   return {.code = OpCode::kCut, .axis = axis, .cut = {rule, over, units}};
 }
@@ -50,8 +72,15 @@ inline Op concat(int axis, int count) { return {.code = OpCode::kConcat, .axis =
 inline Op interleave(int axis, int count) { return {.code = OpCode::kInterleave, .axis = axis, .count = count}; }
 // All experts of the layer along a new axis 0.
 inline Op stack() { return {.code = OpCode::kStack}; }
+// One index of axis 0, which goes away: the expert of a parameter that is one expert's.
+inline Op pick() { return {.code = OpCode::kPick}; }
+// Values on the first of the parts only; elsewhere the buffer's fill is what it reads.
+inline Op only(std::string_view over) { return {.code = OpCode::kOnly, .cut = {.over = over}}; }
+// "reverse" turns matrices and leaves vectors.
 inline Op permute(std::string_view order) { return {.code = OpCode::kPermute, .term = order}; }
 inline Op squeeze(int axis) { return {.code = OpCode::kSqueeze, .axis = axis}; }
+// A named value transform (model/values.h); the array holds its results, in f32.
+inline Op value(std::string_view name) { return {.code = OpCode::kValue, .term = name}; }
 inline Op cast(std::string_view dtype) { return {.code = OpCode::kCast, .term = dtype}; }
 }  // namespace op
 

@@ -22,7 +22,9 @@ std::optional<std::int64_t> parse_number(std::string_view text) {
   return value;
 }
 
-Result<std::int64_t> evaluate_term(std::string_view term, const Symbols& symbols) {
+namespace {
+
+Result<std::int64_t> evaluate_product(std::string_view term, const Symbols& symbols) {
   std::int64_t product = 1;
   for (std::string_view part : split(term, '*')) {
     std::int64_t value = 0;
@@ -39,6 +41,19 @@ Result<std::int64_t> evaluate_term(std::string_view term, const Symbols& symbols
     product = *next;
   }
   return product;
+}
+
+}  // namespace
+
+Result<std::int64_t> evaluate_term(std::string_view term, const Symbols& symbols) {
+  std::int64_t sum = 0;
+  for (std::string_view part : split(term, '+')) {
+    REFIT_ASSIGN(const std::int64_t product, evaluate_product(part, symbols));
+    const auto next = checked_add(sum, product);
+    if (!next) return Error(Code::kInvalid, "size " + std::string(term) + " passes 2^63");
+    sum = *next;
+  }
+  return sum;
 }
 
 Result<Dims> evaluate_terms(std::string_view terms, const Symbols& symbols) {

@@ -16,18 +16,11 @@ struct Spec {
   std::string side;
   Symbols numbers;
   std::map<std::string, std::string, std::less<>> texts;
-  std::vector<std::string> axes;  // fsdp and tp, in the order written
+  std::vector<std::string> axes;  // those of an ordered side, in the order written
 
   std::int64_t number(std::string_view key) const { return numbers.find(key)->second; }
   bool given(std::string_view key) const { return texts.contains(key); }
   bool fused() const { return given("naming") && texts.find("naming")->second == "fused"; }
-};
-
-// How many parameters a rule makes of a row.
-enum class Per : std::uint8_t {
-  kTensor,  // each member (of each expert) is a parameter under its logical name
-  kRow,     // one parameter under the side's name
-  kStack,   // one parameter under the side's name, holding all experts
 };
 
 struct SideRule {
@@ -36,11 +29,14 @@ struct SideRule {
   Program program;
 };
 
-enum class Names : std::uint8_t { kEngine, kMegatron, kFused };
+// Where a layer of the decoder lies: pipeline stage, virtual chunk, and its number in that chunk.
+struct Stage {
+  std::int64_t stage = 0, chunk = 0, layer = 0;
+};
 
 struct SpecKey {
   std::string_view name;
-  std::int64_t otherwise = 1;    // of a number
+  std::int64_t otherwise = 1;    // of a number; 0: Side::complete decides
   std::string_view values = {};  // of a text: the values allowed, separated by '|'
 };
 
@@ -48,18 +44,40 @@ struct Side {
   std::string_view name;
   bool engine = false;  // decides the default prefix of host names
   Names names = Names::kEngine;
+  // Names of a row's parameters before layers and experts are filled in: one for each member where the side keeps them
+  // apart, else one.
+  std::vector<std::string> (*name_of)(const Spec&, const ModelConfig&, const Row&, Per) = nullptr;
   std::vector<SpecKey> keys = {};  // besides those that every side has
-  // Mesh axes of one instance, slowest first.
-  std::vector<Mesh::Axis> (*axes)(const Spec&) = nullptr;
-  std::vector<SideRule> (*rules)(const Spec&) = nullptr;
+  bool ordered = false;            // the mesh has its axes in the order written
+  // Mesh axes of one instance, slowest first: of the model, and, when they differ, of its experts. Experts are cut
+  // over "ep" (which expert) and "moe_tp" (its width).
+  std::vector<std::vector<Mesh::Axis>> (*grids)(const Spec&) = nullptr;
+  std::vector<SideRule> (*rules)(const Spec&, const ModelConfig&) = nullptr;
   // What the framework itself refuses, named by SPEC key and configuration key.
   Status (*check)(const Spec&, const ModelConfig&) = nullptr;
+  // Fills in numbers that follow from others. Errors: kInvalid.
+  Status (*complete)(Spec&) = nullptr;
+  // Pipeline of the decoder's layers, by layer; none: all in one place.
+  Result<std::vector<Stage>> (*stages)(const Spec&, std::int64_t layers) = nullptr;
+  bool drafts = true;                         // holds draft layers
+  std::string_view decoder = {}, draft = {};  // prefix of names, and what stands for it in draft layers
+  // Parameters that hold a tied tensor once more: (logical name, parameter), on the last stage.
+  std::vector<std::pair<std::string_view, std::string_view>> (*copies)(const Spec&, const ModelConfig&) = nullptr;
 };
 
 const Side& hf_side();
 const Side& sharded_side();
 const Side& vllm_side();
+const Side& sglang_side();
 const Side& megatron_side();
+const Side& jax_side();
+// "a, b, c": for messages.
+std::string side_names();
+
+// A row's name in a table, split where it names each member; else the members' own, or the first's for one parameter.
+std::vector<std::string> names_of(const Row& row, std::string_view own, Per per);
+// As checkpoints and the modules of transformers name them.
+std::vector<std::string> fused_names(const Spec&, const ModelConfig&, const Row& row, Per per);
 
 // The side that a SPEC's text names. Errors: kInvalid, kUnsupported.
 Result<const Side*> side_of(std::string_view spec);

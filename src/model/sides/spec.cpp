@@ -22,11 +22,20 @@ std::string allowed_keys(const Side& side) {
   return out;
 }
 
+const SpecKey* find(const std::vector<SpecKey>& keys, std::string_view name) {
+  const auto at = std::find_if(keys.begin(), keys.end(), [&](const SpecKey& k) { return k.name == name; });
+  return at == keys.end() ? nullptr : &*at;
+}
+
 const SpecKey* find_key(const Side& side, std::string_view name) {
-  for (const auto* keys : {&side.keys, &common_keys()})
-    for (const SpecKey& k : *keys)
-      if (k.name == name) return &k;
-  return nullptr;
+  const SpecKey* own = find(side.keys, name);
+  return own ? own : find(common_keys(), name);
+}
+
+const std::vector<const Side*>& sides() {
+  static const std::vector<const Side*> all{&hf_side(),     &sharded_side(),  &vllm_side(),
+                                            &sglang_side(), &megatron_side(), &jax_side()};
+  return all;
 }
 
 // Host prefixes become part of host names: keep them to plain characters.
@@ -48,7 +57,7 @@ Status set_key(std::string_view text, const Side& side, std::string_view name, s
       return bad(text,
                  std::string(name) + "=" + std::string(value) + " is more than " + std::to_string(Mesh::kMaxRanks));
     if (!out.numbers.emplace(name, *number).second) return bad(text, "key '" + std::string(name) + "' is given twice");
-    if (name == "fsdp" || name == "tp") out.axes.emplace_back(name);
+    if (side.ordered && find(side.keys, name)) out.axes.emplace_back(name);
     return {};
   }
   const auto values = split(key->values, '|');
@@ -62,10 +71,9 @@ Status set_key(std::string_view text, const Side& side, std::string_view name, s
 }  // namespace
 
 Result<const Side*> side_of(std::string_view text) {
-  static const std::vector<const Side*> sides{&hf_side(), &sharded_side(), &vllm_side(), &megatron_side()};
   const std::string_view name = text.substr(0, text.find_first_of(":=,"));
   const bool sharded = name == "fsdp" || name == "tp";
-  for (const Side* side : sides)
+  for (const Side* side : sides())
     if (side->name == (sharded ? std::string_view("fsdp") : name)) {
       if (sharded == (text.substr(name.size()).starts_with("=")) &&
           (sharded || name.size() == text.size() || text[name.size()] == ':'))
@@ -73,10 +81,14 @@ Result<const Side*> side_of(std::string_view text) {
       return bad(text, sharded ? "write " + std::string(name) + "=N"
                                : "write " + std::string(name) + " or " + std::string(name) + ":key=value,…");
     }
-  if (name == "jax" || name == "sglang" || name == "dtensor")
-    return Error(Code::kUnsupported, "SPEC '" + std::string(text) + "': the side '" + std::string(name) +
-                                         "' is not built (built: hf, fsdp, tp, vllm, megatron)");
-  return bad(text, "unknown side '" + std::string(name) + "' (built: hf, fsdp, tp, vllm, megatron)");
+  return bad(text, "unknown side '" + std::string(name) + "' (built: " + side_names() + ")");
+}
+
+std::string side_names() {
+  std::string out;
+  for (const Side* side : sides())
+    out += (out.empty() ? "" : ", ") + std::string(side == &sharded_side() ? "fsdp, tp" : side->name);
+  return out;
 }
 
 Result<Spec> parse_spec(std::string_view text) {
@@ -93,6 +105,7 @@ Result<Spec> parse_spec(std::string_view text) {
   for (const auto* keys : {&side->keys, &common_keys()})
     for (const SpecKey& k : *keys)
       if (k.values.empty()) out.numbers.emplace(k.name, k.otherwise);
+  if (side->complete) REFIT_TRY(side->complete(out));
   return out;
 }
 
@@ -102,12 +115,17 @@ std::string canonical_spec(const Spec& spec) {
   const auto add = [&](std::string_view name, const std::string& value) {
     keys += (keys.empty() ? "" : ",") + std::string(name) + "=" + value;
   };
-  for (const std::string& axis : spec.axes)
-    if (side.name == "fsdp") add(axis, std::to_string(spec.number(axis)));
+  for (const std::string& axis : spec.axes) add(axis, std::to_string(spec.number(axis)));
+  Spec least{.side = spec.side, .numbers = spec.numbers, .texts = {}, .axes = {}};
+  for (const SpecKey& k : side.keys)
+    if (k.values.empty() && k.otherwise == 0) least.numbers[std::string(k.name)] = 0;
+  // Only a bad number makes it fail, and this SPEC has been through it.
+  if (side.complete) REFIT_CHECK(side.complete(least).ok());
   for (const auto* list : {&side.keys, &common_keys()})
     for (const SpecKey& k : *list) {
-      if (side.name == "fsdp" && (k.name == "fsdp" || k.name == "tp")) continue;
-      if (k.values.empty() && spec.number(k.name) != k.otherwise) add(k.name, std::to_string(spec.number(k.name)));
+      if (std::find(spec.axes.begin(), spec.axes.end(), k.name) != spec.axes.end()) continue;
+      const std::int64_t otherwise = k.otherwise == 0 ? least.number(k.name) : k.otherwise;
+      if (k.values.empty() && spec.number(k.name) != otherwise) add(k.name, std::to_string(spec.number(k.name)));
       if (!k.values.empty() && spec.given(k.name)) add(k.name, spec.texts.find(k.name)->second);
     }
   if (side.name == "fsdp") return keys;

@@ -26,7 +26,7 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigCase{"", "not a JSON object"}, ConfigCase{"[1]", "not a JSON object"}, ConfigCase{"{\"model_type\":", "not a JSON object"},
         ConfigCase{"{}", "model_type is missing"}, ConfigCase{with("model_type", "7"), "model_type must be a string"},
         ConfigCase{with("model_type", "\"gpt2\""),
-             "unsupported: config.json: no rules for model_type 'gpt2' (built: llama, qwen2, qwen3, qwen3_moe)"},
+             "unsupported: config.json: no rules for model_type 'gpt2' (built: llama, qwen2, qwen3, qwen3_moe, "},
         ConfigCase{with("architectures", "[\"LlamaForSequenceClassification\"]"),
              "architectures names LlamaForSequenceClassification"},
         ConfigCase{R"({"model_type":"llama"})", "hidden_size is missing"},
@@ -82,9 +82,20 @@ TEST(ConfigDefaults, BiasesWhereTheConfigurationAsks) {
 
 TEST(Builtin, ParameterCounts) {
   const std::map<std::string, std::int64_t> counts{
-      {"llama-3.1-8b", 8'030'261'248}, {"llama-3.1-70b", 70'553'706'496}, {"llama-3.2-1b", 1'235'814'400},
-      {"smollm2-135m", 134'515'008},   {"qwen2.5-0.5b", 494'032'768},     {"qwen2.5-7b", 7'615'616'512},
-      {"qwen3-0.6b", 596'049'920},     {"qwen3-8b", 8'190'735'360},       {"qwen3-30b-a3b", 30'532'122'624}};
+      {"llama-3.1-8b", 8'030'261'248},
+      {"llama-3.1-70b", 70'553'706'496},
+      {"llama-3.2-1b", 1'235'814'400},
+      {"smollm2-135m", 134'515'008},
+      {"qwen2.5-0.5b", 494'032'768},
+      {"qwen2.5-7b", 7'615'616'512},
+      {"qwen3-0.6b", 596'049'920},
+      {"qwen3-8b", 8'190'735'360},
+      {"qwen3-30b-a3b", 30'532'122'624},
+      // With its draft layer, less that layer's copies of the embedding and the head.
+      {"deepseek-v3", 682'636'487'424},
+      {"qwen3-next-80b-a3b", 79'674'391'296},
+      {"gpt-oss-20b", 20'914'757'184},
+      {"gpt-oss-120b", 116'829'156'672}};
   for (const std::string& name : builtin_names()) {
     const auto catalogue = catalogue_of(*builtin_config(name));
     ASSERT_TRUE(catalogue.ok());

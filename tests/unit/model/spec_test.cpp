@@ -15,9 +15,9 @@ TEST_P(BadSpec, SaysWhatIsAllowed) {
 INSTANTIATE_TEST_SUITE_P(
     Cases, BadSpec,
     testing::Values(
-        SpecCase{"", "unknown side ''"}, SpecCase{"torch", "unknown side 'torch' (built: hf, fsdp, tp, vllm, megatron)"},
-        SpecCase{"jax:tp=2", "unsupported: SPEC 'jax:tp=2': the side 'jax' is not built"},
-        SpecCase{"sglang:tp=2", "'sglang' is not built"}, SpecCase{"fsdp", "write fsdp=N"}, SpecCase{"fsdp:2", "write fsdp=N"},
+        SpecCase{"", "unknown side ''"},
+        SpecCase{"torch", "unknown side 'torch' (built: hf, fsdp, tp, vllm, sglang, megatron, jax)"},
+        SpecCase{"dtensor:tp=2", "unknown side 'dtensor'"}, SpecCase{"fsdp", "write fsdp=N"}, SpecCase{"fsdp:2", "write fsdp=N"},
         SpecCase{"hf=1", "write hf or hf:key=value"}, SpecCase{"vllm,tp=2", "write vllm or"},
         SpecCase{"vllm:", "'' is not key=value"}, SpecCase{"vllm:tp", "'tp' is not key=value"},
         SpecCase{"vllm:=2", "'=2' is not key=value"}, SpecCase{"vllm:tp=2,", "'' is not key=value"},
@@ -26,7 +26,7 @@ INSTANTIATE_TEST_SUITE_P(
         SpecCase{"vllm:tp=02", "must be a whole number"}, SpecCase{"vllm:tp=2x", "must be a whole number"},
         SpecCase{"vllm:tp=99999999999999999999", "must be a whole number"}, SpecCase{"vllm:tp=1e3", "must be a whole number"},
         SpecCase{"vllm:tp=2,tp=2", "key 'tp' is given twice"},
-        SpecCase{"vllm:pp=2", "unknown key 'pp' (allowed: tp, ep, dp, replicas, gpus_per_host, hosts)"},
+        SpecCase{"vllm:pp=2", "unknown key 'pp' (allowed: tp, ep, dp, placement, draft, replicas, gpus_per_host, hosts)"},
         SpecCase{"fsdp=2,ep=2", "unknown key 'ep' (allowed: fsdp, tp, naming, replicas, gpus_per_host, hosts)"},
         SpecCase{"fsdp=2,naming=stacked", "naming='stacked' must be per-expert|fused"},
         SpecCase{"fsdp=2,hosts=a/b", "hosts='a/b' must be"}, SpecCase{"fsdp=999999", "fsdp=999999 is more than 131072"},
@@ -42,6 +42,10 @@ TEST(Spec, CanonicalForms) {
                                                  {"vllm:dp=2,tp=2", "vllm:tp=2,dp=2"},
                                                  {"vllm:ep=1,tp=2", "vllm:tp=2"},
                                                  {"megatron:pp=1,tp=2,vocab_multiple=128", "megatron:tp=2"},
+                                                 {"megatron:tp=2,dp=1", "megatron:tp=2"},
+                                                 {"megatron:spec=local,dp=2", "megatron:dp=2,spec=local"},
+                                                 {"jax", "jax"},
+                                                 {"jax:tp=2,dp=3", "jax:tp=2,dp=3"},
                                                  {"fsdp=2,hosts=a,replicas=2", "fsdp=2,replicas=2,hosts=a"}};
   for (const auto& [spec, canonical] : forms) EXPECT_EQ(must(config({}), spec)->recipe()->spec, canonical);
 }

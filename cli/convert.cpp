@@ -1,0 +1,117 @@
+// `refit convert`: a Hugging Face checkpoint as any side's files, and back.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/convert_files.h"
+#include "cli/layouts.h"
+
+namespace refit::cli {
+namespace {
+
+struct ConvertArgs {
+  std::string model, from = "hf", to, out;
+  std::string shard_bytes = "5GiB";
+  PlanSizes sizes;
+};
+
+using LayoutPtr = std::shared_ptr<const model::Layout>;
+
+struct Ends {
+  LayoutPtr source, target;
+  std::unique_ptr<ParameterMemory> memory;
+  std::string config;
+};
+
+Result<Ends> from_checkpoint(const ConvertArgs& args, const plan::Options& options) {
+  Ends out;
+  REFIT_ASSIGN(files::Checkpoint checkpoint, files::Checkpoint::open(args.model));
+  REFIT_ASSIGN(out.source, files::checkpoint_layout(checkpoint, "hf"));
+  REFIT_ASSIGN(out.target, files::checkpoint_layout(checkpoint, args.to));
+  out.config = checkpoint.config_json();
+  REFIT_ASSIGN(ParameterMemory memory, ParameterMemory::of_checkpoint(*out.source, std::move(checkpoint), options));
+  out.memory = std::make_unique<ParameterMemory>(std::move(memory));
+  return out;
+}
+
+Result<Ends> from_ranks(const ConvertArgs& args, const plan::Options& options) {
+  Ends out;
+  const std::string path = args.model + "/layout.json";
+  REFIT_ASSIGN(out.source, layout_file(path));
+  if (!out.source->recipe())
+    return Error(Code::kUnsupported, path + ": holds no recipe; explicit holdings are for refit reshard");
+  REFIT_ASSIGN(const LayoutPtr named, model::sibling_layout(*out.source, args.from));
+  if (named->recipe()->spec != out.source->recipe()->spec)
+    return Error(Code::kMismatch,
+                 "--from '" + named->recipe()->spec + "': " + path + " is of '" + out.source->recipe()->spec + "'");
+  REFIT_ASSIGN(out.target, model::sibling_layout(*out.source, args.to));
+  std::error_code ignored;
+  if (std::filesystem::exists(args.model + "/config.json", ignored)) {
+    REFIT_ASSIGN(out.config, files::read_text(args.model + "/config.json"));
+  }
+  REFIT_ASSIGN(ParameterMemory memory, ParameterMemory::of_ranks(*out.source, args.model, options));
+  out.memory = std::make_unique<ParameterMemory>(std::move(memory));
+  return out;
+}
+
+Status run(const ConvertArgs& args, const Context& context) {
+  REFIT_ASSIGN(plan::Options options, args.sizes.options());
+  options.values = true;
+  REFIT_ASSIGN(const std::int64_t shard_bytes, parse_bytes(args.shard_bytes, "--shard-bytes"));
+  REFIT_TRY(check_out(args.out));
+  const std::int64_t start = monotonic_ns();
+  const bool checkpoint = args.from == "hf" || args.from.starts_with("hf:");
+  REFIT_ASSIGN(const Ends ends, checkpoint ? from_checkpoint(args, options) : from_ranks(args, options));
+  ParameterFiles files(*ends.target, ends.config, shard_bytes, options);
+  REFIT_ASSIGN(const ReshardReport report,
+               move_files(*ends.source, *ends.memory, *ends.target, files, args.out, options));
+  const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
+  if (context.json) {
+    fmt::print("{}\n", nlohmann::json{{"ok", true},
+                                      {"from", ends.source->recipe()->spec},
+                                      {"to", ends.target->recipe()->spec},
+                                      {"digest", report.id.hex()},
+                                      {"bytes_needed", report.bytes_needed},
+                                      {"bytes_written", report.bytes_written},
+                                      {"ranks", report.ranks},
+                                      {"pieces", report.pieces},
+                                      {"unwanted", report.unwanted},
+                                      {"inexact", report.inexact},
+                                      {"seconds", seconds},
+                                      {"out", args.out}}
+                           .dump());
+    return {};
+  }
+  fmt::print("{}: {} -> {}, {} ranks, {} written in {} pieces, {:.3f} s\n", args.out, ends.source->recipe()->spec,
+             ends.target->recipe()->spec, report.ranks, human_bytes(report.bytes_written), report.pieces, seconds);
+  if (!report.unwanted.empty())
+    fmt::print("  {} tensors that {} has no place for, e.g. {}\n", report.unwanted.size(), args.to,
+               report.unwanted.front());
+  for (const std::string& name : report.inexact) fmt::print("  cast changed values of {}\n", name);
+  return {};
+}
+
+void setup_convert(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "convert", "A checkpoint as the files of any layout (rank<R>.safetensors and layout.json), and back");
+  auto args = std::make_shared<ConvertArgs>();
+  command->add_option("--model", args->model, "Checkpoint directory, or one that refit convert wrote")->required();
+  command->add_option("--from", args->from, "SPEC of what --model holds")->capture_default_str();
+  command->add_option("--to", args->to, "SPEC of the result, e.g. megatron:tp=2,pp=2 or hf")->required();
+  command->add_option("--out", args->out, "Directory to create; appears complete or not at all")->required();
+  command->add_option("--shard-bytes", args->shard_bytes, "Largest file; a longer one becomes shards")
+      ->capture_default_str();
+  args->sizes.declare(*command);
+  command->add_flag("--json", context.json, "One JSON object on stdout");
+  command->callback([args, &context] {
+    if (Status s = run(*args, context); !s.ok()) fail(context, s.error());
+  });
+}
+
+REFIT_COMMAND("convert", setup_convert);
+
+}  // namespace
+}  // namespace refit::cli

@@ -1,0 +1,16 @@
+// What vLLM and SGLang have in common: fused qkv and gate_up, K and V heads shared by neighbours when there are more
+// ranks than heads, vocabulary padded to 64, experts in one array.
+#pragma once
+#include "model/sides/side.h"
+
+namespace refit::model {
+
+// `mlp`: the mesh axes over which dense and shared MLPs are cut.
+// `placement`: which experts a rank has (kLinear or kRobin).
+std::vector<SideRule> engine_rules(std::string_view mlp, CutRule placement = CutRule::kLinear);
+// Heads and vocabulary over tp, MLP widths over `width` ranks, draft layers. `label` names the engine.
+Status engine_check(std::string_view label, const Spec& spec, const ModelConfig& config, std::string_view mlp,
+                    std::int64_t width);
+inline constexpr SpecKey kDraftKey{"draft", 1, "skip"};
+
+}  // namespace refit::model
