@@ -25,11 +25,11 @@ $(MODEL_DIR)/config.json: | deps
 	@python3 scripts/demo_model.py --out $(MODEL_DIR) --cache .cache
 
 test: build build-asan-ubsan ## all tests of the release build, then the fast set under ASan and UBSan
-	ctest --test-dir build/release --output-on-failure --timeout 300
-	ctest --test-dir build/asan-ubsan -L fast --output-on-failure --timeout 300
+	ctest --test-dir build/release -j $(JOBS) --output-on-failure --timeout 300
+	ctest --test-dir build/asan-ubsan -j $(JOBS) -L fast --output-on-failure --timeout 300
 
 test-full: test build-tsan ## the long form: also the fast set under TSan, long simulation
-	ctest --test-dir build/tsan -L fast --output-on-failure --timeout 600
+	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
 
 bench: build ## figures, each beside its ceiling of the same run

@@ -64,4 +64,7 @@ function(refit_test name)
   target_compile_options(${name} PRIVATE ${REFIT_OUTER_FLAGS})  # the rooms under test keep their own flags
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  if("procs" IN_LIST ARG_LABELS)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)  # deadlines are asserted: no neighbour
+  endif()
 endfunction()

@@ -93,7 +93,7 @@ TABLE = [
     ("tied is no pair", edit(("tied",), [["w"]]), ["tied"]),
     ("tied names of other shapes", edit(("tied",), [["w", "s"]]), ["w", "s"]),
     ("instances do not divide", edit(("instances",), 2), ["instances"]),
-    ("recipe beside tensors", edit(("recipe",), {}), ["unknown key"]),
+    ("recipe beside tensors", edit(("recipe",), {}), ["recipe", "family"]),
 ]
 # Refused as a target, legal as a source.
 TARGET_ONLY = [
