@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-#include <cmath>
 #include <filesystem>
 
 #include "files/files.h"
@@ -16,8 +14,7 @@ struct Unit {
   const char* name;
   std::int64_t bytes;
 };
-constexpr Unit kUnits[] = {{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", std::int64_t{1} << 40},
-                           {"B", 1},         {"", 1}};
+constexpr Unit kUnits[] = {{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", std::int64_t{1} << 40}};
 }  // namespace
 
 Result<std::shared_ptr<const model::Layout>> layout_file(const std::string& path) {
@@ -49,18 +46,6 @@ Result<std::shared_ptr<const model::Layout>> model_layout(const std::string& mod
   }
   REFIT_ASSIGN(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
   return files::checkpoint_layout(checkpoint, spec);
-}
-
-Result<std::int64_t> parse_bytes(const std::string& text, const std::string& option) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const std::string unit(end, text.data() + text.size());
-  for (const Unit& u : kUnits) {
-    if (error != std::errc() || unit != u.name) continue;
-    const double bytes = value * static_cast<double>(u.bytes);
-    if (bytes >= 1 && bytes < 9e18 && bytes == std::floor(bytes)) return static_cast<std::int64_t>(bytes);
-  }
-  return Error(Code::kInvalid, option + ": '" + text + "' is not a positive size such as 4096, 32MiB or 1.5GiB");
 }
 
 std::string human_bytes(std::int64_t bytes) {

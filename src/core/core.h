@@ -10,3 +10,4 @@
 #include "core/result.h"
 #include "core/runtime.h"
 #include "core/segment.h"
+#include "core/sizes.h"

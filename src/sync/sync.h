@@ -1,4 +1,8 @@
-// Front header of sync: what a training loop drives.
+// Front header of sync: what a training loop drives, and what its configuration means.
 #pragma once
+#include "sync/config.h"
+#include "sync/constraints.h"
+#include "sync/factory.h"
+#include "sync/lifecycle.h"
 #include "sync/staleness.h"
 #include "sync/synchronizer.h"

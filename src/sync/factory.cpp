@@ -1,0 +1,64 @@
+#include "sync/factory.h"
+
+namespace refit::sync {
+namespace {
+
+struct NotDone {
+  std::string_view path;
+  bool asked;
+};
+
+std::string joined(const std::vector<std::string>& list) {
+  std::string out;
+  for (const std::string& item : list) out += (out.empty() ? "" : ", ") + item;
+  return out;
+}
+
+}  // namespace
+
+Result<SyncOptions> options_from(const Config& config, SyncOptions base) {
+  const NotDone not_done[] = {
+      {"refit.serve_lagging", config.serve_lagging.value},
+      {"refit.snapshot", config.snapshot.value},
+      {"refit.shadow", config.shadow.value != "auto" && config.shadow.value != "host"},
+      {"refit.port_range", config.port_range.value.has_value()},
+      {"refit.advertise_address", config.advertise_address.value.has_value()},
+      {"refit.security.bulk", config.security_bulk.value == "aes_gcm"},
+      {"refit.compare_only", config.compare_only.value},
+  };
+  std::string refused;
+  for (const NotDone& key : not_done)
+    if (key.asked) refused += (refused.empty() ? "" : ", ") + std::string(key.path);
+  if (!refused.empty()) return Error(Code::kUnsupported, "not built yet; leave the default: " + refused);
+  base.plan.bucket_bytes = config.bucket_bytes.value;
+  base.plan.staging_bytes = config.staging_bytes.value;
+  base.plan.allow_cast = config.allow_cast.value;
+  base.proof_every = config.proof_every.value;
+  base.barrier = config.commit.value == "barrier";
+  base.on_target_loss = config.on_target_loss.value == "continue" ? OnTargetLoss::kContinue : OnTargetLoss::kFail;
+  base.min_targets = static_cast<std::uint32_t>(config.min_targets.value);  // at most 1e9, by the reader
+  base.stall_timeout_s = config.stall_timeout_s.value;
+  return base;
+}
+
+Error refusal_error(const Decision& decision) {
+  std::string text;
+  for (const Refusal& r : decision.refusals)
+    text += (text.empty() ? "" : "; ") + r.row + ": " + r.reason + " [" + joined(r.paths) + "], way out: " + r.way_out;
+  return Error(Code::kInvalid, "refused by " + text);
+}
+
+Result<std::unique_ptr<WeightSynchronizer>> create_weight_synchronizer(const Config& config, const Declared& declared,
+                                                                       SyncOptions base,
+                                                                       std::span<const std::string> movers,
+                                                                       transport::Mover& control) {
+  const Decision decision = decide(config, declared, movers, built_presets());
+  if (!decision.allowed) return refusal_error(decision);
+  if (!decision.available)
+    return Error(Code::kUnsupported,
+                 decision.synchronizer + " over " + decision.transport + ": " + decision.available_reason);
+  REFIT_ASSIGN(SyncOptions options, options_from(config, std::move(base)));
+  return make_synchronizer(std::move(options), control);
+}
+
+}  // namespace refit::sync
