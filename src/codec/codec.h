@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "codec/quantise.h"
 #include "core/core.h"
 #include "kernel/kernel.h"
 
