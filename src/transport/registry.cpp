@@ -3,6 +3,7 @@
 #include "transport/loopback/factory.h"
 #include "transport/shm/factory.h"
 #include "transport/sim/factory.h"
+#include "transport/tcp/factory.h"
 #include "transport/transport.h"
 #include "transport/zmq/factory.h"
 
@@ -19,6 +20,7 @@ constexpr std::array kMovers = {
     Entry{"sim", sim::make},
     Entry{"shm", shm::make},
     Entry{"zmq", zmq::make},
+    Entry{"tcp", tcp::make},
 };
 
 }  // namespace
