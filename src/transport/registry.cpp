@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 
 #include "transport/loopback/factory.h"
@@ -13,17 +14,22 @@ namespace {
 struct Entry {
   std::string_view name;
   Result<std::unique_ptr<Mover>> (*make)(const MoverOptions&);
+  bool maps = false;
 };
 // One line a mover.
 constexpr std::array kMovers = {
     Entry{"loopback", loopback::make},
     Entry{"sim", sim::make},
-    Entry{"shm", shm::make},
+    Entry{"shm", shm::make, true},
     Entry{"zmq", zmq::make},
     Entry{"tcp", tcp::make},
 };
 
 }  // namespace
+
+bool mover_maps(std::string_view name) {
+  return std::any_of(kMovers.begin(), kMovers.end(), [&](const Entry& e) { return e.name == name && e.maps; });
+}
 
 std::vector<std::string> mover_names() {
   std::vector<std::string> names;

@@ -200,13 +200,16 @@ struct MoverOptions {
   std::string name;  // "target:0.2"
   Env* env = &system_env();
   std::int64_t staging_bytes = 256 << 20;  // for leases that hold packed bytes
+  memory::Budget* budget = nullptr;        // staging counts against it; must outlive the mover and its leases
   std::uint64_t seed = 0;                  // sim only
-  NetOptions net;                          // tcp only
+  NetOptions net{};                        // tcp only
 };
 
 // Factory. Names: "loopback", "sim", "shm", "zmq", "tcp". kUnsupported for others, listing what is built.
 Result<std::unique_ptr<Mover>> make_mover(std::string_view name, const MoverOptions& options);
 std::vector<std::string> mover_names();
+// Does this mover's pull lane view the source's memory, so that targets need no staging? False for unknown names.
+bool mover_maps(std::string_view name);
 
 // The network of the "sim" movers of one job: seeded by the first mover's `seed`, moved only by sim_step() and next(),
 // in virtual time. Frames overtake each other; the rest happens if asked, with these chances per frame. Same seed and

@@ -82,7 +82,7 @@ std::optional<Key2> LaneState::missing(bool gone) const {
 Exchange::Exchange(const MoverOptions& options, Wake wake)
     : options_(options),
       wake_(std::make_shared<const Wake>(std::move(wake))),
-      staging_(std::make_shared<Staging>(options.staging_bytes, wake_)) {}
+      staging_(std::make_shared<Staging>(options.staging_bytes, options.budget, wake_)) {}
 
 Result<std::shared_ptr<Exchange>> Exchange::start(const MoverOptions& options) {
   REFIT_ASSIGN(const Security security, security_from(options.net.security));

@@ -78,7 +78,7 @@ void Exchange::accept_all() {
   while (true) {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) return;
-    const auto strangers = std::count_if(incoming_.begin(), incoming_.end(), [](const auto& s) { return !s->open(); });
+    const auto strangers = std::count_if(incoming_.begin(), incoming_.end(), [](const auto& s) { return !s->proven(); });
     if (incoming_.size() >= kMaxIncoming || static_cast<std::size_t>(strangers) >= kMaxStrangers) {
       ++counters_.frames_foreign;
       continue;
@@ -138,7 +138,7 @@ void Exchange::forgive_own_gap() {
 
 void Exchange::check_stream(Stream& s, std::int64_t t) {
   const std::int64_t stall = options_.net.stall_ns;
-  if (!s.open()) {
+  if (!s.proven()) {
     if (t - s.born_ns > std::min(kHandshakeNs, stall))
       s.doom(Error(Code::kTimeout, "no handshake within " + seconds(std::min(kHandshakeNs, stall))));
     return;

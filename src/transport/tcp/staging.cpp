@@ -7,12 +7,12 @@ std::int64_t rounded(std::int64_t bytes) { return (bytes + kAlign - 1) / kAlign 
 }  // namespace
 
 Staging::Slot::~Slot() {
-  if (owner_) owner_->give(offset_, bytes_);
+  if (owner_) owner_->give(offset_);
 }
 
 Staging::Slot& Staging::Slot::operator=(Slot&& o) noexcept {
   if (this == &o) return *this;
-  if (owner_) owner_->give(offset_, bytes_);
+  if (owner_) owner_->give(offset_);
   owner_ = std::move(o.owner_);
   offset_ = o.offset_;
   bytes_ = o.bytes_;
@@ -28,7 +28,7 @@ Status Staging::reserve(std::int64_t want) {
     return Error(Code::kBusy, "staging cannot grow while leases of the last round are held")
         .amounts(size, arena_.bytes());
   arena_ = {};
-  REFIT_ASSIGN(arena_, memory::Arena::make(size, nullptr, "staging"));
+  REFIT_ASSIGN(arena_, memory::Arena::make(size, budget_, "staging"));
   return {};
 }
 
@@ -45,7 +45,7 @@ std::optional<Staging::Slot> Staging::take(std::int64_t bytes) {
   return Slot(shared_from_this(), at, bytes, arena_.data() + at);
 }
 
-void Staging::give(std::int64_t offset, std::int64_t /*bytes*/) {
+void Staging::give(std::int64_t offset) {
   {
     const std::lock_guard lock(mutex_);
     used_.erase(offset);

@@ -13,7 +13,8 @@ namespace refit::transport::tcp {
 class Staging : public std::enable_shared_from_this<Staging> {
  public:
   // `freed` is raised when a slot dies.
-  Staging(std::int64_t limit, std::shared_ptr<const Wake> freed) : limit_(limit), freed_(std::move(freed)) {}
+  Staging(std::int64_t limit, memory::Budget* budget, std::shared_ptr<const Wake> freed)
+      : limit_(limit), budget_(budget), freed_(std::move(freed)) {}
   std::int64_t limit() const { return limit_; }
 
   class Slot {
@@ -39,8 +40,9 @@ class Staging : public std::enable_shared_from_this<Staging> {
   std::optional<Slot> take(std::int64_t bytes);
 
  private:
-  void give(std::int64_t offset, std::int64_t bytes);
+  void give(std::int64_t offset);
   const std::int64_t limit_;
+  memory::Budget* const budget_;
   const std::shared_ptr<const Wake> freed_;
   mutable std::mutex mutex_;
   memory::Arena arena_;

@@ -175,9 +175,9 @@ void Stream::readable() {
 
 // The tag of the frame whose bytes mac_in_ has seen.
 bool Stream::verify() {
-  if (!mac_in_) return true;
+  if (!mac_in_) return proven_ = true;
   const auto tag = mac_in_->finish();
-  if (tag.ok() && same_tag(*tag, std::span(head_).subspan(kHeaderBytes))) return true;
+  if (tag.ok() && same_tag(*tag, std::span(head_).subspan(kHeaderBytes))) return proven_ = true;
   doom(tag.ok() ? Error(Code::kCorrupt, "a frame is not authentic (security.bulk: mac)") : tag.error());
   return false;
 }

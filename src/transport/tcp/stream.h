@@ -77,6 +77,8 @@ class Stream {
   int fd() const { return fd_.get(); }
   bool outgoing() const { return outgoing_; }
   bool open() const { return state_ == State::kOpen; }
+  // The other end has made one good frame: with `mac` it knows the key.
+  bool proven() const { return proven_; }
   bool dead() const { return state_ == State::kDead; }
   const Hello& hello() const { return hello_; }
   const Error& why() const { return why_; }
@@ -127,6 +129,7 @@ class Stream {
   Hello hello_;
   State state_;
   Error why_;
+  bool proven_ = false;
   std::optional<Gmac> mac_out_, mac_in_;
   std::deque<Bytes> control_;
   std::size_t control_done_ = 0;
