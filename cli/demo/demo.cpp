@@ -13,6 +13,7 @@
 #include "cli/demo/model_source.h"
 #include "kernel/kernel.h"
 #include "plan/plan.h"
+#include "transport/transport.h"
 
 namespace refit::cli {
 namespace {
@@ -63,6 +64,9 @@ class Demo {
     REFIT_ASSIGN(fleet_, Fleet::start(options_, source_, target_));
     say(fmt::format("processes: {} trainer ranks ({}), {} rollout ranks ({}), coordinator at {}", source_->world(),
                     options_.source, target_->world(), options_.target, fleet_->address()));
+    if (!transport::mover_maps(options_.transport))
+      say(fmt::format("weights: {}, security.bulk {}, {} streams a pair", options_.transport, options_.security_bulk,
+                      options_.streams));
     REFIT_TRY(fleet_->synchronizer().init_communicator());
     REFIT_ASSIGN(memcpy_gbps_, memcpy_gbps(options_.threads));
     header();
@@ -295,25 +299,29 @@ class Demo {
                              proof["members"].size(), proof["version"].dump())
                : "verify: NOT proven: " + (verdict.ok() ? *verdict : verdict.error().to_string()));
     if (context_.json)
-      fmt::print("{}\n", json{{"versions", versions_},
-                              {"memcpy_gbps", memcpy_gbps_},
-                              {"ratio_to_memcpy", memcpy_gbps_ > 0 ? rate / memcpy_gbps_ : 0},
-                              {"targets", targets},
-                              {"memory",
-                               {{"bill",
-                                 {{"source_shards", bill_.source_shards},
-                                  {"snapshots", bill_.snapshots},
-                                  {"target_shards", bill_.target_shards},
-                                  {"shadows", bill_.shadows},
-                                  {"processes", bill_.other},
-                                  {"need", bill_.total()},
-                                  {"have", bill_.have}}},
-                                {"peak_rank", peak}}},
-                              {"plan_id", world_.id.hex()},
-                              {"deaths", deaths_},
-                              {"address", fleet_->address()},
-                              {"ok", ok}}
-                             .dump());
+      fmt::print("{}\n",
+                 json{{"versions", versions_},
+                      {"memcpy_gbps", memcpy_gbps_},
+                      {"ratio_to_memcpy", memcpy_gbps_ > 0 ? rate / memcpy_gbps_ : 0},
+                      {"targets", targets},
+                      {"memory",
+                       {{"bill",
+                         {{"source_shards", bill_.source_shards},
+                          {"snapshots", bill_.snapshots},
+                          {"target_shards", bill_.target_shards},
+                          {"shadows", bill_.shadows},
+                          {"staging", bill_.staging},
+                          {"processes", bill_.other},
+                          {"need", bill_.total()},
+                          {"have", bill_.have}}},
+                        {"peak_rank", peak}}},
+                      {"plan_id", world_.id.hex()},
+                      {"transport", options_.transport},
+                      {"security_bulk", transport::mover_maps(options_.transport) ? "" : options_.security_bulk},
+                      {"deaths", deaths_},
+                      {"address", fleet_->address()},
+                      {"ok", ok}}
+                     .dump());
     if (!ok) context_.exit_code = 1;
     say(ok ? "ok" : "NOT ok");
     if (options_.hold) hold();
@@ -349,6 +357,16 @@ void setup_demo(CLI::App& app, Context& context) {
   c->add_option("--target", o->target, "Layout of the rollout engine, e.g. vllm:tp=3,replicas=2")
       ->capture_default_str();
   c->add_option("--transport", o->transport, "How weights move")->capture_default_str();
+  c->add_option("--security-bulk", o->security_bulk,
+                "refit.security.bulk, where weights cross a network: mac, or none (spelled out)")
+      ->check(CLI::IsMember({"mac", "none", "aes_gcm"}))
+      ->capture_default_str();
+  c->add_option("--port-range", o->port_range, "refit.port_range, LOW-HIGH: where processes listen for weights");
+  c->add_option("--advertise-address", o->advertise_address,
+                "refit.advertise_address: where processes listen for weights and are reached (127.0.0.1 without it)");
+  c->add_option("--streams", o->streams, "Connections from one sender to one recipient")
+      ->check(CLI::Range(1, 16))
+      ->capture_default_str();
   c->add_option("--steps", o->steps, "Training-like steps after the first version")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();

@@ -5,6 +5,8 @@
 #include <charconv>
 #include <fstream>
 
+#include "transport/transport.h"
+
 namespace refit::cli {
 
 Result<Kill> parse_kill(const std::string& text) {
@@ -51,9 +53,10 @@ Result<Kill> parse_kill(const std::string& text) {
 
 std::string MemoryBill::to_string() const {
   return fmt::format(
-      "memory: trainer shards {} + snapshots {} + rollout shards {} + shadows {} + processes {} = {}; available {}",
+      "memory: trainer shards {} + snapshots {} + rollout shards {} + shadows {} + staging {} + processes {} = {}; "
+      "available {}",
       human_bytes(source_shards), human_bytes(snapshots), human_bytes(target_shards), human_bytes(shadows),
-      human_bytes(other), human_bytes(total()), human_bytes(have));
+      human_bytes(staging), human_bytes(other), human_bytes(total()), human_bytes(have));
 }
 
 namespace {
@@ -93,6 +96,7 @@ Result<MemoryBill> make_bill(const DemoOptions& options, const model::Layout& so
   REFIT_ASSIGN(bill.target_shards, shard_bytes(target));
   bill.snapshots = options.snapshot ? bill.source_shards : 0;
   bill.shadows = bill.target_shards;
+  bill.staging = transport::mover_maps(options.transport) ? 0 : target.world() * options.staging_bytes;
   bill.other = (source.world() + target.world() + 1) * kProcessBytes;
   REFIT_ASSIGN(const std::int64_t available, available_memory());
   bill.have = std::max<std::int64_t>(0, available - kReserve);

@@ -31,13 +31,15 @@ struct DemoOptions {
   double stall_timeout_s = 30, total_timeout_s = 600;
   bool hold = false, snapshot = false, on_loss_continue = false;
   std::vector<std::string> allow_cast;
+  std::string security_bulk = "mac", port_range, advertise_address;  // of transports that use the network
+  int streams = 2;
 };
 
 // Bytes that the whole demo will hold at once, by owner.
 struct MemoryBill {
-  std::int64_t source_shards = 0, snapshots = 0, target_shards = 0, shadows = 0, other = 0;
+  std::int64_t source_shards = 0, snapshots = 0, target_shards = 0, shadows = 0, staging = 0, other = 0;
   std::int64_t have = 0;  // available on this machine, less a reserve
-  std::int64_t total() const { return source_shards + snapshots + target_shards + shadows + other; }
+  std::int64_t total() const { return source_shards + snapshots + target_shards + shadows + staging + other; }
   std::string to_string() const;
 };
 Result<MemoryBill> make_bill(const DemoOptions& options, const model::Layout& source, const model::Layout& target);

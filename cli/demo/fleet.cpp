@@ -27,6 +27,11 @@ Result<Child> Fleet::launch(std::uint32_t member, bool with_kill) {
   m.budget_bytes = budget_bytes_;
   m.threads = options_.threads;
   m.snapshot = options_.snapshot;
+  m.security_bulk = options_.security_bulk;
+  m.port_range = options_.port_range;
+  m.advertise_address = options_.advertise_address;
+  m.streams = options_.streams;
+  m.stall_timeout_s = options_.stall_timeout_s;
   m.steps_done = steps_done_;
   for (const Kill& k : kills_)
     if (with_kill && k.who == who) {

@@ -69,7 +69,13 @@ Status set_up(Process& p) {
                             .incarnation = Incarnation(system_env().random_u64()),
                             .name = name_of(o).to_string(),
                             .env = &system_env(),
-                            .staging_bytes = o.staging_bytes};
+                            .staging_bytes = o.staging_bytes,
+                            .budget = &p.budget,
+                            .net = {.advertise_address = o.advertise_address,
+                                    .port_range = o.port_range,
+                                    .security = o.security_bulk,
+                                    .streams = o.streams,
+                                    .stall_ns = static_cast<std::int64_t>(o.stall_timeout_s * 1e9)}};
   REFIT_ASSIGN(p.data, transport::make_mover(o.transport, m));
   REFIT_ASSIGN(p.control, transport::make_mover("zmq", m));
 
@@ -229,6 +235,10 @@ std::vector<std::string> MemberOptions::arguments() const {
   if (kill_stops) out.push_back("--kill-stops");
   if (kill_bytes > 0) out.insert(out.end(), {"--kill-bytes", std::to_string(kill_bytes)});
   if (snapshot) out.push_back("--snapshot");
+  out.insert(out.end(), {"--security-bulk", security_bulk, "--streams", number(static_cast<std::uint64_t>(streams)),
+                         "--stall-timeout-s", std::to_string(stall_timeout_s)});
+  if (!port_range.empty()) out.insert(out.end(), {"--port-range", port_range});
+  if (!advertise_address.empty()) out.insert(out.end(), {"--advertise-address", advertise_address});
   return out;
 }
 
@@ -282,6 +292,11 @@ void setup_member(CLI::App& app, Context& context) {
   c->add_flag("--kill-stops", options->kill_stops);
   c->add_option("--kill-bytes", options->kill_bytes);
   c->add_flag("--snapshot", options->snapshot);
+  c->add_option("--security-bulk", options->security_bulk);
+  c->add_option("--port-range", options->port_range);
+  c->add_option("--advertise-address", options->advertise_address);
+  c->add_option("--streams", options->streams);
+  c->add_option("--stall-timeout-s", options->stall_timeout_s);
   c->callback([options, role, &context] {
     options->role = *role == "source" ? Role::kSource : Role::kTarget;
     const Status s = run_member(*options);

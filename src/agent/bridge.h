@@ -16,6 +16,9 @@ inline kernel::Digest to_kernel(const wire::Digest4& d) {
   out.count = d.count;
   return out;
 }
+// The manifest page travels as a bucket of its own, with a number that no plan uses.
+inline constexpr BucketId kManifestBucket{0xffffffffu};
+
 inline Hash128 group_id(std::uint64_t group) { return {0, group}; }
 
 // The options that every member plans with, as they travel in Configure.

@@ -72,6 +72,54 @@ Segment segment_of(const plan::Geometry& g, std::uint32_t buffer, std::int64_t o
   return s;
 }
 
+Dims packed_strides(const Dims& extents, std::int64_t item) {
+  Dims out(extents.size());
+  for (std::size_t k = extents.size(); k > 0; --k) {
+    out[k - 1] = item;
+    item *= extents[k - 1];
+  }
+  return out;
+}
+
+PackedLayout packed_layout(const plan::RankPlan& plan, const plan::Bucket& b) {
+  PackedLayout out;
+  for (std::uint32_t i = 0; i < b.pieces; ++i) {
+    const plan::Geometry& g = plan.geometries[plan.pieces[b.first_piece + i].geometry];
+    const std::int64_t item = item_size(g.src_dtype);
+    std::int64_t bytes = item;
+    for (std::int64_t n : g.extents) bytes *= n;
+    out.starts.push_back((out.bytes + item - 1) / item * item);
+    out.ends.push_back(out.bytes = out.starts.back() + bytes);
+  }
+  return out;
+}
+
+std::int64_t runs_of(const Segment& s) {
+  std::int64_t n = 1;
+  for (std::int64_t e : s.extents) n *= e;
+  return n;
+}
+
+void append_runs(const Segment& s, const std::byte* region, std::vector<std::span<const std::byte>>& out) {
+  if (runs_of(s) == 0 || s.run_bytes == 0) return;
+  Dims index(s.extents.size(), 0);
+  const std::byte* at = region + s.offset;
+  while (true) {
+    if (!out.empty() && out.back().data() + out.back().size() == at)
+      out.back() = {out.back().data(), out.back().size() + static_cast<std::size_t>(s.run_bytes)};
+    else
+      out.emplace_back(at, static_cast<std::size_t>(s.run_bytes));
+    std::size_t k = s.extents.size();
+    for (; k > 0; --k) {
+      at += s.strides[k - 1];
+      if (++index[k - 1] < s.extents[k - 1]) break;
+      at -= index[k - 1] * s.strides[k - 1];
+      index[k - 1] = 0;
+    }
+    if (k == 0) return;
+  }
+}
+
 std::vector<std::pair<std::int64_t, std::int64_t>> gaps_of(const model::RankLayout& rank, std::uint32_t buffer) {
   std::vector<std::pair<std::int64_t, std::int64_t>> used;
   for (const model::Holding& h : rank.holdings) {
@@ -107,7 +155,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> gaps_of(const model::RankLayo
 
 install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layout& target,
                                    const model::RankLayout& rank, const std::vector<std::uint32_t>& member_of,
-                                   const plan::Options& options) {
+                                   const plan::Options& options, bool packed) {
   install::LandingTable table;
   const std::vector<model::LogicalTensor>& tensors = plan.catalogue->tensors;
   const std::vector<std::uint32_t> shared = shared_ids(*plan.catalogue, target.catalogue());
@@ -115,7 +163,10 @@ install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layo
     table.tensors.push_back({t.name, t.shape});
     table.lossy_cast_allowed.push_back(plan::cast_allowed(options, t.name));
   }
-  for (const plan::Geometry& g : plan.geometries) table.nests.push_back(nest_of(g));
+  for (const plan::Geometry& g : plan.geometries) {
+    table.nests.push_back(nest_of(g));
+    if (packed) table.nests.back().src_strides = packed_strides(g.extents, item_size(g.src_dtype));
+  }
   table.origins = plan.origins;
 
   for (const plan::Bucket& b : plan.buckets) {
@@ -124,7 +175,12 @@ install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layo
                              .first_entry = static_cast<std::uint32_t>(table.entries.size()),
                              .entries = 0,
                              .segments = {},
+                             .packed_starts = {},
+                             .packed_bytes = 0,
                              .bytes = b.bytes};
+    PackedLayout layout = packed_layout(plan, b);
+    out.packed_starts = std::move(layout.starts);
+    out.packed_bytes = layout.bytes;
     for (std::uint32_t p = 0; p < b.pieces; ++p) {
       const plan::Piece& piece = plan.pieces[b.first_piece + p];
       out.segments.push_back(segment_of(plan.geometries[piece.geometry], piece.src_buffer, piece.src_offset));

@@ -50,4 +50,10 @@ Result<Planned> make_planned(const wire::Configure& configure, const MemberName&
   return out;
 }
 
+std::string Planned::name_of(std::uint32_t member) const {
+  for (const wire::RosterEntry& e : roster)
+    if (e.member == member) return e.name.to_string();
+  return "member " + std::to_string(member);
+}
+
 }  // namespace refit::agent

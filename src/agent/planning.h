@@ -20,6 +20,7 @@ struct Planned {
   std::vector<transport::Peer> peers;         // the other side's members
   std::vector<std::uint32_t> member_of_rank;  // of the other side's layout ranks
   std::vector<std::string> tensors;           // names by TensorId of this side's catalogue
+  std::string name_of(std::uint32_t member) const;
 };
 
 // Rank of a member in its side's layout: instances are groups of consecutive ranks.

@@ -43,10 +43,11 @@ Status SourceDriver::close(Deadline deadline) {
     held_ = false;
   }
   published_changed_.notify_all();
+  withdrawn_ = true;
   const Status s = close_threads(deadline);
-  if (lane_) {
-    const Status l = lane_->close(deadline);
-    lane_.reset();
+  if (outlet_) {
+    const Status l = outlet_->close(deadline);
+    outlet_.reset();
     if (!l.ok()) return l;
   }
   return s;
@@ -86,7 +87,7 @@ void SourceDriver::on_connection(bool up) {
     feed(install::ConnectionDown{});
 }
 
-// A source that lends mapped memory takes no part in the transfer: it is seen while the lend is out.
+// Whether a source sends or others read its memory, the transfer is seen while the lend is out.
 void SourceDriver::on_tick() {
   feed(install::Tick{});
   if (state_.phase != SourcePhase::kLending || transfer_seen_ == state_.txn) return;
@@ -131,6 +132,7 @@ void SourceDriver::perform(install::MakePlan& a) {
 
 Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t digest_seed) {
   sealer_.reset();
+  outlet_.reset();
   planned_.reset();
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
   if (planned.source->digest() != state_.self.layout_digest)
@@ -145,6 +147,7 @@ Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t d
                                                    options_.budget, "manifest page"));
   }
   lent_.push_back({page_.data(), page_.bytes(), memory::Kind::kHostShared, &page_});
+  REFIT_ASSIGN(outlet_, Outlet::make({options_.data, &*planned_, lent_, exec(), options_.budget}));
   sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), digest_seed, exec());
   return {};
 }
@@ -161,7 +164,8 @@ Status SourceDriver::lend_regions() {
       return Error(Code::kMismatch, "lent region " + std::to_string(i) + " is smaller than its buffer")
           .amounts(mine.buffers[i].bytes, lent_[i].bytes);
   snapshotting_ = options_.snapshot;
-  for (const memory::RegionRef& r : lent_) snapshotting_ = snapshotting_ || r.shared == nullptr;
+  if (Outlet::needs_shared(*options_.data))
+    for (const memory::RegionRef& r : lent_) snapshotting_ = snapshotting_ || r.shared == nullptr;
   if (!snapshotting_) return {};
   if (snapshot_.empty()) {
     std::vector<memory::SharedRegion> fresh;  // all or none: a later plan must not find half of them
@@ -236,6 +240,7 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, st
   done.digest = to_wire(sealed.counted);
   for (const auto& [group, digest] : sealed.groups) done.groups.push_back({group_id(group), to_wire(digest)});
   done.manifest_bytes = page.bytes;
+  page_bytes_ = static_cast<std::int64_t>(page.bytes);  // of our own page: it fits
   done.manifest_hash = page.hash;
   progress_.bucket_done(sealer_->scanned_bytes());
   const std::lock_guard lock(publish_mutex_);
@@ -270,14 +275,23 @@ Result<wire::WrittenManifest> SourceDriver::write_page(const Seal& sealed, const
 void SourceDriver::perform(Expose& a) {
   progress_.start(Phase::kLend);
   work([this, txn = a.txn]() -> Finish {
-    const auto lend = [&]() -> Result<wire::Bytes> {
-      if (lane_) REFIT_TRY(lane_->close(Deadline::after_s(1)));
-      REFIT_ASSIGN(lane_, options_.data->open_pull({options_.job, txn, options_.incarnation}, planned_->peers));
-      return lane_->expose(lent_);
-    };
-    Result<wire::Bytes> r = lend();
+    unsent_.reset();
+    withdrawn_ = false;  // nothing withdraws before it was told of this lend
+    Result<wire::Bytes> r = outlet_->open({options_.job, txn, options_.incarnation});
     if (!r.ok()) return [this, txn, e = std::move(r).error()] { feed(SourceTaskFailed{SourceTask::kExpose, txn, e}); };
-    return [this, txn, bytes = std::move(*r)] { feed(Exposed{txn, bytes}); };
+    return [this, txn, bytes = std::move(*r)] {
+      send_all();  // queued before a withdrawal that the event may cause
+      feed(Exposed{txn, bytes});
+    };
+  });
+}
+
+// An error waits for the seal's check, which every round that is not aborted comes to.
+void SourceDriver::send_all() {
+  work([this]() -> Finish {
+    progress_.phase = static_cast<std::uint32_t>(Phase::kTransfer);
+    if (const Status s = outlet_->send(page_bytes_, progress_, withdrawn_); !s.ok()) unsent_ = s.error();
+    return [] {};
   });
 }
 
@@ -285,7 +299,9 @@ void SourceDriver::perform(CheckSeal& a) {
   progress_.start(Phase::kVoted);
   work([this, txn = a.txn, rescan = a.rescan]() -> Finish {
     Status s;
-    if (!snapshotting_ && shard_.write_counter() != sealed_writes_)
+    if (unsent_)
+      s = *unsent_;
+    else if (!snapshotting_ && shard_.write_counter() != sealed_writes_)
       s = Error(Code::kMismatch, "the trainer wrote its weights after they were sealed for this round");
     else if (rescan)
       s = sealer_->rescan();
@@ -295,12 +311,10 @@ void SourceDriver::perform(CheckSeal& a) {
 }
 
 void SourceDriver::perform(Withdraw&) {
-  progress_.cancel = true;
+  progress_.cancel = withdrawn_ = true;
   // Queued behind a running task, so that the lane has one user at a time.
   work([this]() -> Finish {
-    // A lane that cannot be withdrawn any more has failed already; its readers fail with it.
-    if (lane_) [[maybe_unused]]
-      const Status s = lane_->withdraw();
+    if (outlet_) outlet_->withdraw();
     return [] {};
   });
 }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "agent/member.h"
+#include "agent/outlet.h"
 #include "agent/planning.h"
 #include "agent/sealer.h"
 
@@ -43,6 +44,7 @@ class SourceDriver final : public SourceAgent, private Member {
   Result<SealDone> seal(const Txn& txn, const wire::Begin& begin, std::uint32_t member);
   Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
   Status lend_regions();
+  void send_all();
   Result<wire::WrittenManifest> write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin,
                                            std::uint32_t member);
 
@@ -59,7 +61,10 @@ class SourceDriver final : public SourceAgent, private Member {
   memory::SharedRegion page_;                   // the lent manifest
   std::vector<memory::SharedRegion> snapshot_;  // where the shard's memory is not lent itself
   std::vector<memory::RegionRef> lent_;         // weights, then the page
-  std::unique_ptr<transport::PullLane> lane_;
+  std::unique_ptr<Outlet> outlet_;              // of the plan
+  std::int64_t page_bytes_ = 0;                 // of the manifest of the round in hand
+  std::atomic<bool> withdrawn_{false};          // the round in hand: its sending stops
+  std::optional<Error> unsent_;                 // why the round's buckets did not all go out
   std::uint64_t sealed_writes_ = 0;
   bool snapshotting_ = false;
 

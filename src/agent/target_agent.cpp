@@ -6,11 +6,8 @@
 namespace refit::agent {
 namespace {
 
-// The manifest page travels as a bucket of its own, with a number that no plan uses.
-constexpr BucketId kManifestBucket{0xffffffffu};
 constexpr std::int64_t kLeaseSliceNs = 20'000'000;  // how often a wait for a lease looks for a cancellation
 constexpr std::int64_t kMaxManifestBytes = std::int64_t{1} << 30;
-constexpr std::size_t kWindow = 4;  // requests in flight; mapped leases hold no staging memory
 
 engine::WordValue to_engine(const wire::CommitWord& word, const Version& version) {
   return {.state = word.word == wire::Word::kNone      ? engine::WordState::kNone
@@ -74,12 +71,6 @@ Status TargetDriver::close(Deadline deadline) { return close_threads(deadline); 
 AgentReport TargetDriver::report() const {
   const std::lock_guard lock(report_mutex_);
   return report_;
-}
-
-std::string TargetDriver::member_name(std::uint32_t member) const {
-  for (const wire::RosterEntry& e : planned_->roster)
-    if (e.member == member) return e.name.to_string();
-  return "member " + std::to_string(member);
 }
 
 std::string TargetDriver::bucket_in_hand() const {
@@ -160,8 +151,8 @@ Status TargetDriver::take_plan(const wire::Configure& configure, std::uint64_t d
   const bool same = former != PlanId{} && former == planned.plan.id && seed_ == digest_seed;
   planned_ = std::move(planned);
   REFIT_ASSIGN(const model::RankLayout rank, planned_->target->expand(rank_));
-  install::LandingTable table =
-      lower_target(planned_->plan, *planned_->target, rank, planned_->member_of_rank, planned_->options);
+  install::LandingTable table = lower_target(planned_->plan, *planned_->target, rank, planned_->member_of_rank,
+                                             planned_->options, Intake::packed(*options_.data));
   if (same) {  // members changed, the plan did not: the shadow and what is proven of the live bytes stay
     executor_->replace_senders(table.buckets);
     return {};
@@ -200,133 +191,136 @@ Status TargetDriver::check_cancel() const {
 Status TargetDriver::stage_all(const install::StartStaging& a) {
   if (!executor_ || planned_->epoch != a.begin.layout_epoch)
     return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("transfer");
-  REFIT_ASSIGN(const std::unique_ptr<transport::PullLane> lane,
-               options_.data->open_pull({options_.job, a.txn, options_.incarnation}, planned_->peers));
+  REFIT_ASSIGN(const auto from, suppliers(a));
   executor_->begin();
-  Status s = read_manifests(a, *lane);
-  if (s.ok()) s = pull_buckets(a, *lane);
+  REFIT_ASSIGN(
+      const std::unique_ptr<Intake> intake,
+      Intake::open(
+          {options_.data, {options_.job, a.txn, options_.incarnation}, &*planned_, &executor_->table().buckets, from}));
+  Status s = take_all(a, *intake, from);
   // What was read counts only if no lend was taken back meanwhile (rule Z8).
-  for (std::size_t i = 0; s.ok() && i < a.sources.size(); ++i)
-    if (manifests_.contains(a.sources[i].member)) {
-      s = lane->recheck(a.sources[i].member);
-      if (!s.ok()) s = Error(std::move(s).error()).at_peer(member_name(a.sources[i].member)).at_stage("transfer");
-    }
+  for (const auto& [member, supplier] : from) {
+    if (!s.ok()) break;
+    s = intake->recheck(member);
+    if (!s.ok()) s = Error(std::move(s).error()).at_peer(planned_->name_of(member)).at_stage("transfer");
+  }
   const std::int64_t verify_start = monotonic_ns();
   if (s.ok()) s = executor_->verify(a.begin.proof);
-  const Status closed = lane->close(Deadline::after_s(2));
+  const Status closed = intake->close(Deadline::after_s(2));
   if (s.ok()) s = closed;
   const std::lock_guard lock(report_mutex_);
   report_.verify_ns = monotonic_ns() - verify_start;
   return s;
 }
 
-Status TargetDriver::read_manifests(const install::StartStaging& a, transport::PullLane& lane) {
-  manifests_.clear();
+// The lends of sources that send to this rank.
+Result<std::map<std::uint32_t, Supplier>> TargetDriver::suppliers(const install::StartStaging& a) const {
+  std::map<std::uint32_t, Supplier> out;
   for (const wire::LendEntry& e : a.sources) {
     const auto rank = std::find(planned_->member_of_rank.begin(), planned_->member_of_rank.end(), e.member);
     if (rank == planned_->member_of_rank.end())
       return Error(Code::kMismatch, "a lend came from a member that is not a source").at_stage("lend");
-    const auto shared =
-        planned_->plan.shared_with.find(static_cast<std::uint32_t>(rank - planned_->member_of_rank.begin()));
-    if (shared == planned_->plan.shared_with.end()) continue;  // sends nothing to this rank
-    const std::string peer = member_name(e.member);
+    const auto number = static_cast<std::uint32_t>(rank - planned_->member_of_rank.begin());
+    if (!planned_->plan.shared_with.contains(number)) continue;
     // The page lies in the region after the weights.
-    REFIT_ASSIGN(const model::RankLayout lent, planned_->source->expand(Rank(shared->first)));
+    REFIT_ASSIGN(const model::RankLayout lent, planned_->source->expand(Rank(number)));
     const auto bytes = narrow<std::int64_t>(e.manifest_bytes);
     if (!bytes || *bytes > kMaxManifestBytes)
-      return Error(Code::kInvalid, "manifest length is absurd").at_peer(peer).at_stage("lend");
-    const Segment page{.region = static_cast<std::uint32_t>(lent.buffers.size()),
-                       .offset = 0,
-                       .run_bytes = *bytes,
-                       .extents = {},
-                       .strides = {}};
-    Result<std::uint64_t> ticket = lane.request(kManifestBucket, e.member, e.descriptor, {&page, 1});
-    if (!ticket.ok()) return Error(std::move(ticket).error()).at_peer(peer).at_stage("lend");
-    const Deadline stall = Deadline::after_ns(a.begin.stall_ns);
-    Result<transport::Lease> lease = lane.next(Deadline::after_ns(kLeaseSliceNs).sooner(stall));
-    while (!lease.ok() && lease.error().code == Code::kTimeout && !stall.over()) {
-      REFIT_TRY(check_cancel());
-      lease = lane.next(Deadline::after_ns(kLeaseSliceNs).sooner(stall));
+      return Error(Code::kInvalid, "manifest length is absurd").at_peer(planned_->name_of(e.member)).at_stage("lend");
+    out[e.member] = {&e, static_cast<std::uint32_t>(lent.buffers.size()), *bytes};
+  }
+  return out;
+}
+
+// Names whom the round waits for: the first bucket that is not staged.
+Error TargetDriver::late(Error error) const {
+  if (unstaged_.empty()) return std::move(error).at_stage("transfer");
+  const auto& [sender, bucket] = unstaged_.begin()->first;
+  return std::move(error).at_peer(planned_->name_of(sender)).at_stage("transfer").at_bucket(std::to_string(bucket));
+}
+
+Status TargetDriver::take_all(const install::StartStaging& a, Intake& intake,
+                              const std::map<std::uint32_t, Supplier>& suppliers) {
+  manifests_.clear();
+  unstaged_.clear();
+  const std::vector<install::BucketTable>& buckets = executor_->table().buckets;
+  for (std::size_t i = 0; i < buckets.size(); ++i) unstaged_[{buckets[i].sender, buckets[i].id.value}] = i;
+  std::vector<transport::Lease> early;  // buckets that overtook their sender's manifest: a few, its place is granted
+  Deadline stall = Deadline::after_ns(a.begin.stall_ns);
+  while (!unstaged_.empty() || manifests_.size() < suppliers.size()) {
+    REFIT_TRY(check_cancel());
+    Result<transport::Lease> lease = intake.next(Deadline::after_ns(kLeaseSliceNs).sooner(stall));
+    if (!lease.ok()) {
+      if (lease.error().code == Code::kTimeout && !stall.over()) continue;
+      return late(std::move(lease).error());
     }
-    if (!lease.ok()) return Error(std::move(lease).error()).at_peer(peer).at_stage("lend");
-    if (lease->sender() != e.member || lease->bases().size() != 1)
-      return Error(Code::kMismatch, "the lane answered with another bucket").at_peer(peer).at_stage("lend");
-    page_copy_.assign(lease->bases()[0], lease->bases()[0] + *bytes);
-    Result<wire::Manifest> m = wire::parse_manifest(page_copy_, e.manifest_hash);
-    if (!m.ok()) return Error(std::move(m).error()).at_peer(peer).at_stage("lend");
-    const Status identity =
-        wire::check_identity(*m, {options_.job, a.txn, e.member, e.incarnation, planned_->epoch, planned_->plan.id});
-    if (!identity.ok()) return Error(identity.error()).at_peer(peer).at_stage("lend");
-    const wire::ManifestRecipient* me = m->find(rank_);
-    if (me == nullptr || me->bucket_list != shared->second)
-      return Error(Code::kMismatch, "the two ends planned different buckets for each other")
-          .at_peer(peer)
-          .at_stage("lend");
-    manifests_.emplace(e.member, std::move(*m));
-    progress_.bucket_done(0);
+    stall = Deadline::after_ns(a.begin.stall_ns);
+    const std::uint32_t sender = lease->sender();
+    if (lease->bucket() != kManifestBucket) {
+      if (manifests_.contains(sender))
+        REFIT_TRY(take_bucket(a.txn, intake, *lease));
+      else
+        early.push_back(std::move(*lease));
+      continue;
+    }
+    const auto supplier = suppliers.find(sender);
+    if (supplier == suppliers.end())
+      return Error(Code::kMismatch, "a manifest came from a member that is not a source").at_stage("lend");
+    const Status s = take_manifest(a.txn, supplier->second, intake, *lease);
+    if (!s.ok()) return Error(s.error()).at_peer(planned_->name_of(sender)).at_stage("lend");
+    for (transport::Lease& waited : early)
+      if (waited.sender() == sender) REFIT_TRY(take_bucket(a.txn, intake, waited));
+    std::erase_if(early, [&](const transport::Lease& l) { return l.sender() == sender; });
   }
   return {};
 }
 
-Status TargetDriver::pull_buckets(const install::StartStaging& a, transport::PullLane& lane) {
-  const std::vector<install::BucketTable>& buckets = executor_->table().buckets;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> index;
-  for (std::size_t i = 0; i < buckets.size(); ++i) index[{buckets[i].sender, buckets[i].id.value}] = i;
-  std::map<std::uint32_t, const wire::LendEntry*> lends;
-  for (const wire::LendEntry& e : a.sources) lends[e.member] = &e;
+Status TargetDriver::take_manifest(const Txn& txn, const Supplier& supplier, const Intake& intake,
+                                   const transport::Lease& lease) {
+  const wire::LendEntry& e = *supplier.lend;
+  REFIT_ASSIGN(const std::span<const std::byte> page, intake.page(lease));
+  page_copy_.assign(page.begin(), page.end());  // lent memory may change while it is checked (rule Z6)
+  REFIT_ASSIGN(wire::Manifest m, wire::parse_manifest(page_copy_, e.manifest_hash));
+  REFIT_TRY(wire::check_identity(m, {options_.job, txn, e.member, e.incarnation, planned_->epoch, planned_->plan.id}));
+  const auto rank = std::find(planned_->member_of_rank.begin(), planned_->member_of_rank.end(), e.member);
+  const auto shared =
+      planned_->plan.shared_with.find(static_cast<std::uint32_t>(rank - planned_->member_of_rank.begin()));
+  const wire::ManifestRecipient* me = m.find(rank_);
+  if (me == nullptr || shared == planned_->plan.shared_with.end() || me->bucket_list != shared->second)
+    return Error(Code::kMismatch, "the two ends planned different buckets for each other");
+  manifests_.emplace(e.member, std::move(m));
+  progress_.bucket_done(0);
+  return {};
+}
 
-  std::size_t asked = 0, staged = 0;
-  Deadline stall = Deadline::after_ns(a.begin.stall_ns);
-  while (staged < buckets.size()) {
-    REFIT_TRY(check_cancel());
-    for (; asked < buckets.size() && asked - staged < kWindow; ++asked) {
-      const install::BucketTable& b = buckets[asked];
-      const auto lend = lends.find(b.sender);
-      if (lend == lends.end() || !manifests_.contains(b.sender))
-        return Error(Code::kMismatch, "a planned sender lent nothing").at_peer(member_name(b.sender)).at_stage("lend");
-      Result<std::uint64_t> ticket = lane.request(b.id, b.sender, lend->second->descriptor, b.segments);
-      if (!ticket.ok())
-        return Error(std::move(ticket).error())
-            .at_peer(member_name(b.sender))
-            .at_stage("transfer")
-            .at_bucket(std::to_string(b.id.value));
-    }
-    Result<transport::Lease> lease = lane.next(Deadline::after_ns(kLeaseSliceNs).sooner(stall));
-    if (!lease.ok()) {
-      if (lease.error().code == Code::kTimeout && !stall.over()) continue;
-      return Error(std::move(lease).error())
-          .at_peer(member_name(buckets[staged].sender))
-          .at_stage("transfer")
-          .at_bucket(std::to_string(buckets[staged].id.value));
-    }
-    const auto found = index.find({lease->sender(), lease->bucket().value});
-    if (found == index.end())
-      return Error(Code::kMismatch, "the lane delivered a bucket that is not planned")
-          .at_peer(member_name(lease->sender()))
-          .at_stage("transfer");
-    const install::BucketTable& b = buckets[found->second];
-    progress_.in_hand = std::uint64_t{b.sender} << 32 | b.id.value;
+Status TargetDriver::take_bucket(const Txn& txn, Intake& intake, const transport::Lease& lease) {
+  const auto found = unstaged_.find({lease.sender(), lease.bucket().value});
+  if (found == unstaged_.end())
+    return Error(Code::kMismatch, "the lane delivered a bucket that is not planned, or twice")
+        .at_peer(planned_->name_of(lease.sender()))
+        .at_stage("transfer");
+  const install::BucketTable& b = executor_->table().buckets[found->second];
+  progress_.in_hand = std::uint64_t{b.sender} << 32 | b.id.value;
+  const auto stage = [&]() -> Status {
     const wire::Manifest& manifest = manifests_.at(b.sender);
     const wire::ManifestBucket* sealed = manifest.find(b.id);
-    if (sealed == nullptr)
-      return Error(Code::kMismatch, "the sender sealed no such bucket")
-          .at_peer(member_name(b.sender))
-          .at_stage("transfer")
-          .at_bucket(std::to_string(b.id.value));
+    if (sealed == nullptr) return Error(Code::kMismatch, "the sender sealed no such bucket");
     sealed_.clear();
     for (const wire::ManifestEntry& e : manifest.of(*sealed)) sealed_.push_back({e.tensor.value, to_kernel(e.digest)});
-    Status s = executor_->stage(found->second, lease->bases(), sealed_);
-    if (!s.ok()) return Error(std::move(s).error()).at_peer(member_name(b.sender)).at_stage("transfer");
-    ++staged;
-    progress_.in_hand = TaskProgress::kNoBucket;
-    progress_.bucket_done(b.bytes);
-    observe(Phase::kTransfer, a.txn);
-    stall = Deadline::after_ns(a.begin.stall_ns);
-    std::array<transport::Completion, 16> completions;
-    while (lane.poll(completions) > 0) {
-    }
-  }
-  return {};
+    REFIT_ASSIGN(const auto bases, intake.bases(lease, b));
+    return executor_->stage(found->second, bases, sealed_);
+  };
+  const Status s = stage();
+  if (!s.ok())
+    return Error(s.error())
+        .at_peer(planned_->name_of(b.sender))
+        .at_stage("transfer")
+        .at_bucket(std::to_string(b.id.value));
+  unstaged_.erase(found);
+  progress_.in_hand = TaskProgress::kNoBucket;
+  progress_.bucket_done(b.bytes);
+  observe(Phase::kTransfer, txn);
+  return intake.staged();
 }
 
 void TargetDriver::perform(install::ShutGate& a) {

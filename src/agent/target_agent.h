@@ -1,8 +1,9 @@
-// The target rank's driver: performs the actions of install/target.h with the staged executor over a pull lane.
+// The target rank's driver: performs the actions of install/target.h with the staged executor.
 #pragma once
 #include <memory>
 #include <optional>
 
+#include "agent/intake.h"
 #include "agent/member.h"
 #include "agent/planning.h"
 
@@ -50,10 +51,12 @@ class TargetDriver final : public Agent, private Member {
   // On the worker.
   Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
   Status stage_all(const install::StartStaging& a);
-  Status read_manifests(const install::StartStaging& a, transport::PullLane& lane);
-  Status pull_buckets(const install::StartStaging& a, transport::PullLane& lane);
+  Result<std::map<std::uint32_t, Supplier>> suppliers(const install::StartStaging& a) const;
+  Status take_all(const install::StartStaging& a, Intake& intake, const std::map<std::uint32_t, Supplier>& suppliers);
+  Status take_manifest(const Txn& txn, const Supplier& supplier, const Intake& intake, const transport::Lease& lease);
+  Status take_bucket(const Txn& txn, Intake& intake, const transport::Lease& lease);
+  Error late(Error error) const;
   Status check_cancel() const;
-  std::string member_name(std::uint32_t member) const;
 
   engine::Shard& shard_;
   engine::Instance& instance_;
@@ -69,8 +72,8 @@ class TargetDriver final : public Agent, private Member {
   std::unique_ptr<install::StagedExecutor> executor_;
   std::map<std::uint32_t, wire::Manifest> manifests_;  // by member, of the round in hand
   std::vector<std::byte> page_copy_;
-  std::vector<install::TensorDigest> sealed_;  // scratch
-  std::vector<const std::byte*> bases_;        // scratch
+  std::vector<install::TensorDigest> sealed_;                                // scratch
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> unstaged_;  // (sender, bucket) → index in the table
 
   mutable std::mutex report_mutex_;
   AgentReport report_;

@@ -39,7 +39,9 @@ struct BucketTable {
   BucketId id;
   std::uint32_t sender = 0;  // member number
   std::uint32_t first_entry = 0, entries = 0;
-  std::vector<Segment> segments;  // at the sender: what to ask for
+  std::vector<Segment> segments;            // at the sender: what to ask for
+  std::vector<std::int64_t> packed_starts;  // where each segment begins when the bucket arrives packed
+  std::int64_t packed_bytes = 0;
   std::int64_t bytes = 0;
 };
 

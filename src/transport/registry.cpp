@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <array>
 
 #include "transport/loopback/factory.h"
 #include "transport/shm/factory.h"
 #include "transport/sim/factory.h"
+#include "transport/tcp/factory.h"
 #include "transport/transport.h"
 #include "transport/zmq/factory.h"
 
@@ -12,16 +14,22 @@ namespace {
 struct Entry {
   std::string_view name;
   Result<std::unique_ptr<Mover>> (*make)(const MoverOptions&);
+  bool maps = false;
 };
 // One line a mover.
 constexpr std::array kMovers = {
     Entry{"loopback", loopback::make},
     Entry{"sim", sim::make},
-    Entry{"shm", shm::make},
+    Entry{"shm", shm::make, true},
     Entry{"zmq", zmq::make},
+    Entry{"tcp", tcp::make},
 };
 
 }  // namespace
+
+bool mover_maps(std::string_view name) {
+  return std::any_of(kMovers.begin(), kMovers.end(), [&](const Entry& e) { return e.name == name && e.maps; });
+}
 
 std::vector<std::string> mover_names() {
   std::vector<std::string> names;

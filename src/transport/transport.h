@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/core.h"
@@ -23,6 +24,8 @@ struct Capabilities {
   bool total_order = false;  // follows the plan's sequence
   bool runs_device_kernels = false;
   bool host = true;  // moves host memory
+  // How bulk bytes are authenticated on the way: "mac" or "none"; empty where they never leave the host.
+  std::string_view security{};
 };
 
 // Identity of a lane: every frame and descriptor carries it; foreign ones are dropped and counted.
@@ -180,6 +183,15 @@ class Mover {
   virtual Status shutdown(Deadline deadline) = 0;
 };
 
+// Options of movers that use the network.
+struct NetOptions {
+  std::string advertise_address;  // `refit.advertise_address`: listened on and told to peers; empty: 127.0.0.1
+  std::string port_range;         // `refit.port_range`, "LOW-HIGH" or one port; empty: the system chooses
+  std::string security = "mac";   // `refit.security.bulk`: mac, or none (spelled out); aes_gcm is not built
+  int streams = 2;                // connections to one recipient, 1…16
+  std::int64_t stall_ns = 30 * kNsPerSecond;  // no progress for so long ends what waits for it
+};
+
 struct MoverOptions {
   std::string runtime_dir;  // private (0700) directory for sockets
   Hash128 job;
@@ -188,12 +200,16 @@ struct MoverOptions {
   std::string name;  // "target:0.2"
   Env* env = &system_env();
   std::int64_t staging_bytes = 256 << 20;  // for leases that hold packed bytes
+  memory::Budget* budget = nullptr;        // staging counts against it; must outlive the mover and its leases
   std::uint64_t seed = 0;                  // sim only
+  NetOptions net{};                        // tcp only
 };
 
-// Factory. Names: "loopback", "sim", "shm", "zmq". kUnsupported for others, listing what is built.
+// Factory. Names: "loopback", "sim", "shm", "zmq", "tcp". kUnsupported for others, listing what is built.
 Result<std::unique_ptr<Mover>> make_mover(std::string_view name, const MoverOptions& options);
 std::vector<std::string> mover_names();
+// Does this mover's pull lane view the source's memory, so that targets need no staging? False for unknown names.
+bool mover_maps(std::string_view name);
 
 // The network of the "sim" movers of one job: seeded by the first mover's `seed`, moved only by sim_step() and next(),
 // in virtual time. Frames overtake each other; the rest happens if asked, with these chances per frame. Same seed and

@@ -39,6 +39,19 @@ class SimBed final : public NamedBed {
   bool single_threaded() const override { return true; }
 };
 
+class TcpBed final : public NamedBed {
+ public:
+  explicit TcpBed(std::string security) : NamedBed("tcp"), security_(std::move(security)) {}
+  Result<std::unique_ptr<Mover>> mover(const MoverOptions& options) override {
+    MoverOptions own = options;
+    own.net.security = security_;
+    return NamedBed::mover(own);
+  }
+
+ private:
+  std::string security_;
+};
+
 template <typename B, typename... A>
 MakeBed make_bed(A... args) {
   return [=] { return std::make_unique<B>(args...); };

@@ -30,7 +30,7 @@ VENDOR = {
     "hwy/": {"kernel", "codec"},
     "nlohmann/": {"model", "files", "sync", "cli", "bench", "coordinator", "agent"},
     "flatbuffers/": {"wire"},
-    "zmq.hpp": {"transport/zmq"}, "zmq.h": {"transport/zmq"},
+    "zmq.hpp": {"transport/zmq"}, "zmq.h": {"transport/zmq"}, "openssl/": {"transport/tcp"},
     "yaml-cpp/": {"sync"},
     "CLI/": {"cli"},
     "fmt/": {"cli"}, "spdlog/": {"cli"},

@@ -7,7 +7,15 @@ namespace {
 
 using wire::Outcome;
 
-TEST(Agents, VersionsArriveAndStalenessFollows) {
+class OverMovers : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { transport_in_use = GetParam(); }
+  void TearDown() override { transport_in_use = "shm"; }
+};
+INSTANTIATE_TEST_SUITE_P(Transport, OverMovers, testing::Values("shm", "tcp"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST_P(OverMovers, VersionsArriveAndStalenessFollows) {
   Job job;
   job.start();
   EXPECT_TRUE(job.sync->is_stale()) << "stale before the first sync";
@@ -38,7 +46,7 @@ TEST(Agents, AMarkDuringARoundIsNotCoveredByIt) {
 }
 
 // F05: a source that writes after hand-over.
-TEST(Agents, AWriteWhileLentAbortsAtTheSourcesVote) {
+TEST_P(OverMovers, AWriteWhileLentAbortsAtTheSourcesVote) {
   Job job;
   job.start();
   ASSERT_TRUE(must(job.sync->sync_weights()).ok());
@@ -56,7 +64,7 @@ TEST(Agents, AWriteWhileLentAbortsAtTheSourcesVote) {
   job.expect_clean_serving();
 }
 
-TEST(Agents, ASnapshotLetsTheTrainerGoOn) {
+TEST_P(OverMovers, ASnapshotLetsTheTrainerGoOn) {
   Options options;
   options.snapshot = true;
   Job job(options);
@@ -77,7 +85,7 @@ TEST(Agents, ASnapshotLetsTheTrainerGoOn) {
   EXPECT_TRUE(job.all_hold(1));
 }
 
-TEST(Agents, TheGuardHoldsTheOptimizerWhileALeaseIsOut) {
+TEST_P(OverMovers, TheGuardHoldsTheOptimizerWhileALeaseIsOut) {
   Job job;
   std::atomic<int> refused{0};
   MemberThread& s = job.at("source:0.0");
@@ -108,7 +116,7 @@ TEST(Agents, UnequalReplicasAreRefusedWithBothOwners) {
 }
 
 // F13: three updates with one rank 200 ms late each time.
-TEST(Agents, NoRoundEndsBeforeALateRank) {
+TEST_P(OverMovers, NoRoundEndsBeforeALateRank) {
   Options options;
   options.target = "vllm:tp=3";
   Job job(options);
@@ -123,7 +131,7 @@ TEST(Agents, NoRoundEndsBeforeALateRank) {
 }
 
 // F12: alive, but silent.
-TEST(Agents, ASilentMemberIsNamedWithinTheDeadline) {
+TEST_P(OverMovers, ASilentMemberIsNamedWithinTheDeadline) {
   Options options;
   options.join_s = 1;
   Job job(options);
@@ -138,7 +146,7 @@ TEST(Agents, ASilentMemberIsNamedWithinTheDeadline) {
 }
 
 // C5: an agent that is re-created beside surviving live bytes.
-TEST(Agents, ANewAgentBesideSurvivingBytesJoinsTheNextRound) {
+TEST_P(OverMovers, ANewAgentBesideSurvivingBytesJoinsTheNextRound) {
   Job job;
   job.start();
   ASSERT_TRUE(must(job.sync->sync_weights()).ok());
@@ -279,7 +287,7 @@ TEST(Agents, AShardOfAnotherRankIsRefused) {
 }
 
 // F14: two jobs, same ranks, one host.
-TEST(Agents, TwoJobsOnOneHostDoNotMeet) {
+TEST_P(OverMovers, TwoJobsOnOneHostDoNotMeet) {
   Job a, b;
   a.start();
   b.start();
@@ -298,7 +306,7 @@ std::size_t descriptors() {
   return n;
 }
 
-TEST(Agents, MemoryAndDescriptorsStayFlatOver200Refits) {
+TEST_P(OverMovers, MemoryAndDescriptorsStayFlatOver200Refits) {
   Job job;
   job.start();
   const auto used = [&] {

@@ -1,4 +1,4 @@
-// A whole job inside one process: a synchronizer, trainers and engines with real agents, real movers (zmq control, shm
+// A whole job inside one process: a synchronizer, trainers and engines with real agents, real movers (zmq control, shm or tcp
 // weights), each agent on a thread of its own.
 #pragma once
 #include <gtest/gtest.h>
@@ -19,8 +19,12 @@ inline constexpr const char* kConfig =
   "max_position_embeddings":64,"rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","torch_dtype":"bfloat16","attention_bias":false,"mlp_bias":false})";
 inline constexpr std::uint64_t kSeed = 5;
 
+// The mover of the weights, for tests that run over several.
+inline std::string transport_in_use = "shm";
+
 struct Options {
   std::string source = "tp=2", target = "vllm:tp=1,replicas=2";
+  std::string transport = transport_in_use;
   bool snapshot = false;
   double stall_s = 3, join_s = 20, total_s = 20;
   sync::OnTargetLoss on_loss = sync::OnTargetLoss::kFail;
@@ -146,7 +150,7 @@ class Job {
                               .incarnation = Incarnation(env.random_u64()),
                               .name = m.name.to_string(),
                               .env = &env};
-    m.data = must(transport::make_mover("shm", o));
+    m.data = must(transport::make_mover(options_.transport, o));
     m.control = must(transport::make_mover("zmq", o));
     agent::AgentOptions a;
     a.runtime.observer = [thread = &m](const PhaseEvent& e) {

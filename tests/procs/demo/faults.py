@@ -1,7 +1,7 @@
 """Real processes that die or stop at each named step of a round: all or nothing, the error names the peer, the next
 sync repairs, nothing is left behind.
 
-Usage: faults.py REFIT_BINARY [CASE …]. A case is ROLE:INDEX.RANK@STEP, with !stop for SIGSTOP instead of SIGKILL. The
+Usage: faults.py REFIT_BINARY [--transport=NAME] [CASE …]. A case is ROLE:INDEX.RANK@STEP, with !stop for SIGSTOP instead of SIGKILL. The
 step copying:N dies when N bytes of the live copy are written: the copy that digests on its way, or with !proof the plain
 one, which stops at any byte.
 """
@@ -17,6 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import tiny_model  # noqa: E402
 
 REFIT = sys.argv[1]
+TRANSPORT = ([a.split("=")[1] for a in sys.argv[2:] if a.startswith("--transport=")] or ["shm"])[0]
 # Before the decision the version aborts; after it, it stands, and the member that died is missing.
 BEFORE, AFTER = "aborted", "committed_incomplete"
 SOURCE = {"begin": BEFORE, "seal": BEFORE, "lend": BEFORE, "voted": BEFORE, "decided": "committed"}
@@ -36,7 +37,7 @@ def leftovers():
 def run(case, model):
     stop, proof = case.endswith("!stop"), case.endswith("!proof")
     step = case.removesuffix("!stop").removesuffix("!proof")
-    command = [REFIT, "demo", "--model", str(model), "--source", "fsdp=2,tp=2", "--target", "vllm:tp=3,replicas=2", "--steps", "2", "--bucket-bytes", "65536",
+    command = [REFIT, "demo", "--model", str(model), "--source", "fsdp=2,tp=2", "--target", "vllm:tp=3,replicas=2", "--steps", "2", "--transport", TRANSPORT, "--bucket-bytes", "65536",
                "--stall-timeout-s", str(STALL_S), "--stop" if stop else "--kill", step, "--json"] + (["--proof-every", "1"] if proof else [])
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
@@ -70,7 +71,7 @@ def check(case, report, code):
 
 
 def main():
-    cases = sys.argv[2:] or CASES
+    cases = [a for a in sys.argv[2:] if not a.startswith("--")] or CASES
     failed = 0
     with tempfile.TemporaryDirectory(prefix="refit-procs-") as scratch:
         os.environ["XDG_RUNTIME_DIR"] = scratch + "/run"

@@ -27,6 +27,7 @@ struct Case {
   const char* config;
   const char* source;
   const char* target;
+  bool packed = false;  // buckets travel as a push mover moves them
 };
 
 // One process that plays every rank.
@@ -42,12 +43,13 @@ struct Stage {
   std::vector<std::unique_ptr<engine::ReferenceEngine>> engines;
   std::vector<std::unique_ptr<install::StagedExecutor>> executors;
   std::vector<std::uint32_t> members;
+  bool packed = false;
 
   // Every scan and copy tells how far it is.
   std::int64_t windows = 0;
   kernel::Progress progress{.every_bytes = 4096, .done = [this](std::int64_t) { ++windows; }};
 
-  explicit Stage(const Case& c) {
+  explicit Stage(const Case& c) : packed(c.packed) {
     source = std::move(model::rule_layout(c.config, c.source)).value();
     target = std::move(model::rule_layout(c.config, c.target)).value();
     for (std::uint32_t r = 0; r < source->world(); ++r) {
@@ -65,7 +67,7 @@ struct Stage {
       engines.push_back(std::move(engine::ReferenceEngine::make(target, Rank(r), &budget)).value());
       auto plan = plan::make_plan(*source, *target, options, plan::Side::kTarget, Rank(r));
       if (!plan.ok()) throw std::runtime_error(plan.error().to_string());
-      auto table = lower_target(*plan, *target, engines.back()->rank_layout(), members, options);
+      auto table = lower_target(*plan, *target, engines.back()->rank_layout(), members, options, c.packed);
       const auto live = engines.back()->regions();
       executors.push_back(std::move(install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, kSeed,
                                                                   kernel::Exec{nullptr, &progress}, &budget))
@@ -76,6 +78,24 @@ struct Stage {
   void seal(bool groups) {
     seals.clear();
     for (auto& s : sealers) seals.push_back(std::move(s->seal(groups)).value());
+  }
+
+  // A bucket as its sender's own plan packs it: runs in order, pads between.
+  std::vector<std::byte> pack(std::size_t sender, BucketId id) const {
+    const plan::RankPlan& plan = source_plans[sender];
+    const auto b = std::find_if(plan.buckets.begin(), plan.buckets.end(), [&](const auto& x) { return x.id == id; });
+    const PackedLayout layout = packed_layout(plan, *b);
+    std::vector<std::byte> out;
+    for (std::uint32_t i = 0; i < b->pieces; ++i) {
+      const plan::Piece& p = plan.pieces[b->first_piece + i];
+      out.resize(static_cast<std::size_t>(layout.starts[i]));
+      std::vector<std::span<const std::byte>> runs;
+      append_runs(segment_of(plan.geometries[p.geometry], p.src_buffer, p.src_offset),
+                  trainers[sender]->regions()[p.src_buffer].data, runs);
+      for (const auto& run : runs) out.insert(out.end(), run.begin(), run.end());
+      EXPECT_EQ(static_cast<std::int64_t>(out.size()), layout.ends[i]);
+    }
+    return out;
   }
 
   Status stage(std::size_t rank) {
@@ -89,6 +109,12 @@ struct Stage {
         const auto range = touched(s);
         EXPECT_TRUE(range.ok() && range->lo >= 0 && range->hi <= trainers[sender]->regions()[s.region].bytes);
         bases.push_back(trainers[sender]->regions()[s.region].data + s.offset);
+      }
+      const std::vector<std::byte> sent = packed ? pack(sender, bucket.id) : std::vector<std::byte>();
+      if (packed) {
+        EXPECT_EQ(static_cast<std::int64_t>(sent.size()), bucket.packed_bytes);
+        bases.clear();
+        for (std::int64_t start : bucket.packed_starts) bases.push_back(sent.data() + start);
       }
       std::vector<install::TensorDigest> sealed;
       for (const SealedBucket& s : seals[sender].buckets)
@@ -179,14 +205,16 @@ TEST_P(DataPath, StagedBytesAndDigestsAgreeOverTwoVersions) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, DataPath,
-                         testing::Values(Case{kLlama, "fsdp=2,tp=2", "vllm:tp=3"},
-                                         Case{kLlama, "fsdp=4", "vllm:tp=1,replicas=2"},
-                                         Case{kLlama, "tp=3", "vllm:tp=3,replicas=2"},
-                                         Case{kLlama, "megatron:tp=3", "vllm:tp=3"}, Case{kLlama, "hf", "vllm:tp=3"},
-                                         Case{kMoe, "fsdp=3", "vllm:tp=2"},
-                                         Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2,ep=4"},
-                                         Case{kMoe, "tp=2", "vllm:tp=4"}, Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2"}));
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, DataPath,
+    testing::Values(Case{kLlama, "fsdp=2,tp=2", "vllm:tp=3"}, Case{kLlama, "fsdp=4", "vllm:tp=1,replicas=2"},
+                    Case{kLlama, "tp=3", "vllm:tp=3,replicas=2"}, Case{kLlama, "megatron:tp=3", "vllm:tp=3"},
+                    Case{kLlama, "hf", "vllm:tp=3"}, Case{kMoe, "fsdp=3", "vllm:tp=2"},
+                    Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2,ep=4"}, Case{kMoe, "tp=2", "vllm:tp=4"},
+                    Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2"}, Case{kLlama, "fsdp=2,tp=2", "vllm:tp=3", true},
+                    Case{kLlama, "tp=3", "vllm:tp=3,replicas=2", true},
+                    Case{kLlama, "megatron:tp=3", "vllm:tp=3", true},
+                    Case{kMoe, "fsdp=2,tp=2", "vllm:tp=2,dp=2,ep=4", true}));
 
 TEST(DataPathFaults, AWriteAfterTheSealIsFoundByTargetAndByRescan) {
   Stage s({kLlama, "fsdp=2", "vllm:tp=1"});
@@ -251,7 +279,7 @@ TEST(DataPathFaults, ALossyCastNeedsPermissionAndThenProves) {
     ASSERT_TRUE(seal.ok());
     std::vector<std::byte> live(8);
     const auto rank = (*target)->expand(Rank(0));
-    auto x = install::StagedExecutor::make(lower_target(*receiving, **target, *rank, {0}, options),
+    auto x = install::StagedExecutor::make(lower_target(*receiving, **target, *rank, {0}, options, false),
                                            {{live.data(), 8, memory::Kind::kHost, nullptr}}, kSeed, {}, &budget);
     ASSERT_TRUE(x.ok());
     (*x)->begin();
