@@ -19,7 +19,7 @@ const Ops* table() {
                         .digest_rows = digest_rows,
                         .digest_items = digest_items,
                         .transpose_tile = transpose_tile,
-                        .transpose_streams = kTransposeStreams,
+                        .transpose_strip = kTransposeStrip,
                         .fast_cast = fast_cast,
                         .fence = fence};
   return &kOps;

@@ -18,10 +18,7 @@ constexpr std::int64_t kPitch = kWide + kLine;  // rows of a tile must not all m
 constexpr std::int64_t kTurn = kLine;
 constexpr std::int64_t kRowsAhead = 4;
 
-// Where the turning body streams whole lines itself: lines read from a source row at a time, and rows. Two lines, because
-// the second then comes with the first; one and four are a fifth slower, as are more rows.
-constexpr std::int64_t kDirectWide = 2 * kLine;
-constexpr std::int64_t kDirectRows = 64;
+constexpr std::int64_t kDirectRows = 64;  // of a strip, where the turning body streams whole lines itself; more are slower
 
 std::int64_t line_offset(const char* p) {
   return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p) % static_cast<std::uintptr_t>(kLine));
@@ -40,7 +37,7 @@ Matrix matrix_of(const Loops& loops) {
   const Loop& columns = loops.loop[static_cast<std::size_t>(loops.count - 2)];
   const std::int64_t past = line_offset(loops.dst);
   const bool borders = past % loops.wire_item == 0;
-  const bool direct = ops().transpose_streams && borders && columns.dst % kLine == 0;
+  const bool direct = ops().transpose_strip != nullptr && borders && columns.dst % kLine == 0;
   const std::int64_t strip = std::min({kBurst / loops.wire_item, Keyer::kMaxRows, direct ? kDirectRows : kBurst});
   // A first, shorter strip brings the others to a line's start, where destination rows agree on one.
   const std::int64_t head = borders ? std::min((kLine - past) % kLine / loops.wire_item, rows.extent) : 0;
@@ -57,11 +54,15 @@ class TransposeMover {
     const std::int64_t first = in_head ? 0 : m_.head + (s - (m_.head > 0)) * m_.strip;
     const std::int64_t rows = in_head ? m_.head : std::min(m_.strip, m_.rows.extent - first);
     const bool direct = m_.direct && line_offset(at.dst() + first * m_.item) == 0;
-    const std::int64_t wide = (direct ? kDirectWide : kWide) / m_.item;
+    const std::int64_t wide = (direct ? kStripWide : kWide) / m_.item;
     // First column block up to a line border of the source, so that each later one reads whole lines.
     const std::int64_t past = line_offset(at.src());
     std::int64_t take = past % m_.item == 0 ? wide - past / m_.item : wide;
     for (std::int64_t c = 0; c < m_.columns.extent; take = wide) {
+      if (direct && large_ && loops_.keys == nullptr && take == wide && m_.columns.extent - c >= wide) {
+        c += whole_blocks(at, first, rows, c, wide);
+        continue;
+      }
       take = std::min(take, m_.columns.extent - c);
       tile(at, first, rows, c, take, direct);
       c += take;
@@ -70,10 +71,25 @@ class TransposeMover {
   }
 
  private:
+  // All whole blocks from column c on in one call; how many columns that were.
+  std::int64_t whole_blocks(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t wide) {
+    const std::int64_t columns = (m_.columns.extent - c) / wide * wide;
+    ops_.transpose_strip({.dst = at.dst() + r * m_.item + c * m_.columns.dst,
+                          .dst_pitch = m_.columns.dst,
+                          .src = at.src() + r * m_.rows.src + c * m_.item,
+                          .src_pitch = m_.rows.src,
+                          .rows = rows,
+                          .columns = columns,
+                          .item = m_.item,
+                          .stream = true},
+                         packed_);
+    return columns;
+  }
+
   void tile(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t columns, bool direct) {
     Prefetch ahead;
-    if (large_) ahead = direct ? Prefetch{kDirectWide, false} : Prefetch{kRowsAhead * m_.rows.src, true};
-    const std::int64_t pitch = direct ? kDirectWide + kLine : kPitch;
+    if (large_) ahead = direct ? Prefetch{kStripWide, false} : Prefetch{kRowsAhead * m_.rows.src, true};
+    const std::int64_t pitch = direct ? kStripPitch : kPitch;
     ops_.copy_rows({.dst = packed_,
                     .dst_pitch = pitch,
                     .src = at.src() + r * m_.rows.src + c * m_.item,

@@ -61,10 +61,15 @@ struct Tile {
   const char* src;
   std::int64_t src_pitch;
   std::int64_t rows, columns, item;
-  // Destination lines go past the caches; only where the table's transpose_streams and dst and dst_pitch are multiples
+  // Destination lines go past the caches; only where the table has transpose_strip, and dst and dst_pitch are multiples
   // of 64.
   bool stream = false;
 };
+
+// Bytes read from a source row at a time by transpose_strip. Two lines, because the second then comes with the first; one
+// and four are a fifth slower.
+inline constexpr std::int64_t kStripWide = 128;
+inline constexpr std::int64_t kStripPitch = kStripWide + 64;
 
 struct Ops {
   const char* name;
@@ -72,7 +77,9 @@ struct Ops {
   void (*digest_rows)(Acc&, const DigestRows&);
   void (*digest_items)(Acc&, const DigestItems&);
   void (*transpose_tile)(const Tile&);
-  bool transpose_streams;  // one register is a whole line of a destination row
+  // Where one register is a whole line of a destination row, else null: a strip of whole source lines (columns * item
+  // a multiple of kStripWide, src at a line's start), block by block through `packed` (rows * kStripPitch bytes).
+  void (*transpose_strip)(const Tile&, char* packed);
   // A vector body for this pair, or null. Same contract as cast_scalar.
   bool (*(*fast_cast)(DType from, DType to))(void* dst, const void* src, std::int64_t n);
   void (*fence)();  // after streaming stores, before another thread may look

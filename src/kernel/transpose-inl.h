@@ -9,13 +9,14 @@
 #include <algorithm>
 
 #include "hwy/highway.h"
+#include "kernel/copy-inl.h"
 #include "kernel/ops.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace refit::kernel::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_SCALAR
 inline void transpose_tile(const Tile& t) { transpose_scalar(t); }
-inline constexpr bool kTransposeStreams = false;
+inline constexpr void (*kTransposeStrip)(const Tile&, char*) = nullptr;
 #else
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -102,9 +103,30 @@ struct Turn {
     rest.columns = columns;
     transpose_scalar(rest);
   }
-};
 
-inline constexpr bool kTransposeStreams = kGroups == 4;
+  // Block after block of whole source lines: packed, so that rows do not meet in the same cache sets, then turned.
+  static HWY_INLINE void strip(const Tile& t, char* packed) {
+    constexpr std::int64_t kColumns = kStripWide / static_cast<std::int64_t>(sizeof(T));
+    Tile block = t;
+    block.src = packed;
+    block.src_pitch = kStripPitch;
+    block.columns = kColumns;
+    CopyRows pack{.dst = packed,
+                  .dst_pitch = kStripPitch,
+                  .src = t.src,
+                  .src_pitch = t.src_pitch,
+                  .rows = t.rows,
+                  .bytes = kStripWide,
+                  .stream = false,
+                  .prefetch = {kStripWide, false}};
+    for (std::int64_t c = 0; c < t.columns; c += kColumns) {
+      copy_few_lines<kStripWide / kLine, 2>(pack);
+      tile(block);
+      pack.src += kStripWide;
+      block.dst += kColumns * t.dst_pitch;
+    }
+  }
+};
 
 inline void transpose_tile(const Tile& t) {
   if (t.item == 1) return Turn<std::uint8_t>::tile(t);
@@ -112,6 +134,18 @@ inline void transpose_tile(const Tile& t) {
   if (t.item == 4) return Turn<std::uint32_t>::tile(t);
   Turn<std::uint64_t>::tile(t);
 }
+
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+inline void transpose_strip(const Tile& t, char* packed) {
+  if (t.item == 1) return Turn<std::uint8_t>::strip(t, packed);
+  if (t.item == 2) return Turn<std::uint16_t>::strip(t, packed);
+  if (t.item == 4) return Turn<std::uint32_t>::strip(t, packed);
+  Turn<std::uint64_t>::strip(t, packed);
+}
+inline constexpr void (*kTransposeStrip)(const Tile&, char*) = transpose_strip;
+#else
+inline constexpr void (*kTransposeStrip)(const Tile&, char*) = nullptr;
+#endif
 #endif
 
 }  // namespace refit::kernel::HWY_NAMESPACE
