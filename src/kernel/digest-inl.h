@@ -39,7 +39,7 @@ inline constexpr std::int64_t kLanes32 = kLanes16 / 2;
 HWY_INLINE V32 multiply_pairs(V16 a, V16 b, V32 sum) {
   const DI32 d;
 #if HWY_TARGET <= HWY_AVX3_DL && HWY_ARCH_X86
-  // One instruction instead of two, which Highway 1.0.3 does not offer: a fifth more digested from L2.
+  // One instruction instead of two, which Highway 1.0.3 does not offer; it matters where data comes from a cache.
   asm("vpdpwssd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "vm"(b.raw));
   return sum;
 #elif HWY_ARCH_X86

@@ -67,7 +67,7 @@ struct Tile {
 };
 
 // Bytes read from a source row at a time by transpose_strip. Two lines, because the second then comes with the first; one
-// and four are a fifth slower.
+// line and four are slower.
 inline constexpr std::int64_t kStripWide = 128;
 inline constexpr std::int64_t kStripPitch = kStripWide + 64;
 
