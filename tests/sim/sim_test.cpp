@@ -7,17 +7,14 @@
 #include <string>
 
 #include "sim/world.h"
+#include "support/sanitized.h"
 
 namespace refit::sim {
 namespace {
 
 std::uint64_t seeds() {
   const char* text = std::getenv("REFIT_SIM_SEEDS");
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr std::uint64_t kDefault = 150;
-#else
-  constexpr std::uint64_t kDefault = 2500;
-#endif
+  constexpr std::uint64_t kDefault = test::kSanitized ? 150 : 2500;
   return text != nullptr ? std::strtoull(text, nullptr, 10) : kDefault;
 }
 

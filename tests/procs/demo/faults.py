@@ -5,6 +5,7 @@ Usage: faults.py REFIT_BINARY [--transport=NAME] [CASE …]. A case is ROLE:INDE
 step copying:N dies when N bytes of the live copy are written: the copy that digests on its way, or with !proof the plain
 one, which stops at any byte.
 """
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -27,20 +28,21 @@ CASES = [f"source:0.1@{s}" for s in SOURCE] + [f"target:1.2@{s}" for s in TARGET
 CASES += ["target:1.2@copying:1!proof", "target:0.1@copying:40001!proof", "target:1.0@copying:100002", "target:1.1@copying:200003!proof"]
 DEADLINE_S = 60  # of a whole demo with one fault; stalls are cut at STALL_S
 STALL_S = 3
+AT_ONCE = 3  # a case mostly waits for its deadlines; each has a runtime directory of its own
 
 
-def leftovers():
-    base = pathlib.Path(os.environ["XDG_RUNTIME_DIR"])
+def leftovers(base):
     return [str(p) for p in base.rglob("*") if not (p.is_dir() and p.name.startswith("refit-"))]
 
 
-def run(case, model):
+def run(case, model, runtime):
     stop, proof = case.endswith("!stop"), case.endswith("!proof")
     step = case.removesuffix("!stop").removesuffix("!proof")
     command = [REFIT, "demo", "--model", str(model), "--source", "fsdp=2,tp=2", "--target", "vllm:tp=3,replicas=2", "--steps", "2", "--transport", TRANSPORT, "--bucket-bytes", "65536",
                "--stall-timeout-s", str(STALL_S), "--stop" if stop else "--kill", step, "--json"] + (["--proof-every", "1"] if proof else [])
     start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
     seconds = time.monotonic() - start
     assert done.stdout, f"{case}: nothing on stdout; {done.stderr}"
     return json.loads(done.stdout), done.returncode, seconds
@@ -70,23 +72,29 @@ def check(case, report, code):
     assert report["ok"] and code == 0, (report["ok"], code)
 
 
+def attempt(case, model, runtime):
+    """One case; the line to print, and whether it passed."""
+    runtime.mkdir(0o700)
+    try:
+        report, code, seconds = run(case, model, runtime)
+        check(case, report, code)
+        left = leftovers(runtime)
+        assert not left, f"left behind: {left}"
+    except (AssertionError, subprocess.TimeoutExpired, json.JSONDecodeError, ValueError) as e:
+        return f"FAIL {case:26} {type(e).__name__}: {e}", False
+    hit = report["versions"][1]
+    return f"ok   {case:26} {hit['outcome']:21} {seconds:5.1f} s  {(hit['error'] or {}).get('message', '')}", True
+
+
 def main():
     cases = [a for a in sys.argv[2:] if not a.startswith("--")] or CASES
     failed = 0
-    with tempfile.TemporaryDirectory(prefix="refit-procs-") as scratch:
-        os.environ["XDG_RUNTIME_DIR"] = scratch + "/run"
-        os.mkdir(scratch + "/run", 0o700)
+    with tempfile.TemporaryDirectory(prefix="refit-procs-") as scratch, concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        base = pathlib.Path(scratch)
         model = tiny_model.write(scratch + "/model")
-        for case in cases:
-            try:
-                report, code, seconds = run(case, model)
-                check(case, report, code)
-                assert not leftovers(), f"left behind: {leftovers()}"
-                hit = report["versions"][1]
-                print(f"ok   {case:26} {hit['outcome']:21} {seconds:5.1f} s  {(hit['error'] or {}).get('message', '')}", flush=True)
-            except (AssertionError, subprocess.TimeoutExpired, json.JSONDecodeError, ValueError) as e:
-                failed += 1
-                print(f"FAIL {case:26} {type(e).__name__}: {e}", flush=True)
+        for line, passed in pool.map(lambda i: attempt(cases[i], model, base / f"run{i}"), range(len(cases))):
+            failed += not passed
+            print(line, flush=True)
     print(f"{len(cases) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
