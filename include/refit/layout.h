@@ -32,11 +32,20 @@ struct HoldingInfo {
   Dims strides;
   std::string dtype;  // of storage
 };
+// A parameter of a side's own model, row-major in one piece: name, local shape and dtype as its loader leaves them.
+struct ParameterInfo {
+  std::string name;
+  Dims shape;
+  std::string dtype;
+  std::string buffer;
+  std::int64_t offset = 0;
+};
 struct RankInfo {
   std::uint32_t rank = 0;
   std::string host;
   std::vector<BufferInfo> buffers;
   std::vector<HoldingInfo> holdings;
+  std::vector<ParameterInfo> parameters;  // empty where no rule made the layout
 };
 
 // A value; copies share what is inside, which never changes. *thread-safe*.

@@ -16,11 +16,18 @@ void bind_layout(nb::module_& m) {
       .def_ro("offset", &HoldingInfo::offset)
       .def_ro("strides", &HoldingInfo::strides)
       .def_ro("dtype", &HoldingInfo::dtype);
+  nb::class_<ParameterInfo>(m, "ParameterInfo")
+      .def_ro("name", &ParameterInfo::name)
+      .def_ro("shape", &ParameterInfo::shape)
+      .def_ro("dtype", &ParameterInfo::dtype)
+      .def_ro("buffer", &ParameterInfo::buffer)
+      .def_ro("offset", &ParameterInfo::offset);
   nb::class_<RankInfo>(m, "RankInfo")
       .def_ro("rank", &RankInfo::rank)
       .def_ro("host", &RankInfo::host)
       .def_ro("buffers", &RankInfo::buffers)
-      .def_ro("holdings", &RankInfo::holdings);
+      .def_ro("holdings", &RankInfo::holdings)
+      .def_ro("parameters", &RankInfo::parameters);
   nb::class_<Layout>(m, "Layout")
       .def_static("from_model", &Layout::from_model, nb::arg("model"), nb::arg("spec"), Waits())
       .def_static("from_config", &Layout::from_config, nb::arg("config"), nb::arg("spec"), Waits())

@@ -4,7 +4,7 @@ In the layout that each side keeps, all or nothing, proven. The names below are 
 it is defined. No framework is needed: arrays come and go by DLPack and the buffer protocol.
 """
 
-from ._arrays import Tensor
+from ._arrays import Parameter, Tensor
 from ._errors import (
     BusyError,
     CancelledError,
@@ -38,6 +38,7 @@ __all__ = [
     "Layout",
     "MemberReport",
     "MismatchError",
+    "Parameter",
     "PeerLostError",
     "Plan",
     "Publisher",

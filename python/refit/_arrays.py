@@ -169,7 +169,32 @@ class Tensor:
             np.copyto(self.numpy(), bits(np.asarray(array)))
 
 
+class Parameter(Tensor):
+    """A parameter of the side's own model where it lies in this process, whole and row-major: a view. `name` is the
+    side's own, e.g. ``model.layers.0.self_attn.qkv_proj.weight`` of a vLLM rank."""
+
+    __slots__ = ()
+
+    def __init__(self, info: _native.ParameterInfo, memory: memoryview) -> None:
+        strides, step = [], SIZES[info.dtype]
+        for n in reversed(info.shape):
+            strides.insert(0, step)
+            step *= n
+        self.name, self.shape, self.dtype, self.offset = info.name, tuple(info.shape), info.dtype, info.offset
+        self.box, self.factors, self.strides = [(0, n) for n in info.shape], None, tuple(strides)
+        self._memory = memory
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.name!r}, shape={self.shape}, dtype={self.dtype!r})"
+
+
 def tensors(rank: _native.RankInfo, buffers: list[tuple[str, memoryview]]) -> list[Tensor]:
     """Views of everything that a rank holds."""
     memory = dict(buffers)
     return [Tensor(h, memory[h.buffer]) for h in rank.holdings]
+
+
+def parameters(rank: _native.RankInfo, buffers: list[tuple[str, memoryview]]) -> list[Parameter]:
+    """Views of a rank's parameters."""
+    memory = dict(buffers)
+    return [Parameter(p, memory[p.buffer]) for p in rank.parameters]

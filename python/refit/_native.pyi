@@ -56,6 +56,22 @@ class HoldingInfo:
     @property
     def dtype(self) -> str: ...
 
+class ParameterInfo:
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> list[int]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def buffer(self) -> str: ...
+
+    @property
+    def offset(self) -> int: ...
+
 class RankInfo:
     @property
     def rank(self) -> int: ...
@@ -68,6 +84,9 @@ class RankInfo:
 
     @property
     def holdings(self) -> list[HoldingInfo]: ...
+
+    @property
+    def parameters(self) -> list[ParameterInfo]: ...
 
 class Layout:
     @staticmethod

@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, Iterable, Iterator, Mapping, Protocol
 
 from . import _arrays, _native
-from ._arrays import Tensor
+from ._arrays import Parameter, Tensor
 from ._errors import DeadlineError, Error, InvalidError
 from .layout import Layout
 
@@ -30,7 +30,9 @@ class _Member:
     def _look(self, kept: Any) -> None:
         self._kept = kept  # arrays whose memory is lent
         self._buffers = self._native.buffers()
-        self._tensors = _arrays.tensors(self.layout._native.rank(self.rank), self._buffers)
+        info = self.layout._native.rank(self.rank)
+        self._tensors = _arrays.tensors(info, self._buffers)
+        self._parameters = _arrays.parameters(info, self._buffers)
 
     @property
     def buffers(self) -> dict[str, memoryview]:
@@ -41,6 +43,11 @@ class _Member:
     def tensors(self) -> list[Tensor]:
         """Views of everything that this rank holds. A tensor may have several boxes."""
         return list(self._tensors)
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Views of the parameters of this side's own model, under its own names; empty where no rule made the layout."""
+        return list(self._parameters)
 
     def tensor(self, name: str) -> Tensor:
         """The one box that this rank holds of a tensor. InvalidError when it holds none or several."""

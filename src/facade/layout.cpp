@@ -42,9 +42,11 @@ std::vector<std::pair<std::string, std::string>> Layout::tied() const { return i
 
 RankInfo Layout::rank(std::uint32_t number) const {
   const model::RankLayout made = take(impl_->layout->expand(Rank(number)));
-  RankInfo out{.rank = number, .host = made.host, .buffers = {}, .holdings = {}};
+  RankInfo out{.rank = number, .host = made.host, .buffers = {}, .holdings = {}, .parameters = {}};
   for (const model::BufferSpec& b : made.buffers) out.buffers.push_back({b.name, b.bytes});
   for (const model::Holding& h : made.holdings) out.holdings.push_back(describe(h, impl_->layout->catalogue(), made));
+  for (const model::Parameter& p : made.parameters)
+    out.parameters.push_back({p.name, p.shape, name_of(p.dtype), made.buffers[p.buffer].name, p.offset});
   return out;
 }
 
