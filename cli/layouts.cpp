@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-
 #include "files/files.h"
 
 namespace refit::cli {
@@ -24,28 +22,6 @@ Result<std::shared_ptr<const model::Layout>> layout_file(const std::string& path
   Error e = std::move(layout).error();
   e.message = path + ": " + e.message;
   return e;
-}
-
-Result<std::shared_ptr<const model::Layout>> model_layout(const std::string& model, const std::string& spec) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(model, ignored)) {
-    REFIT_ASSIGN(const std::string config, model::builtin_config(model));
-    return model::rule_layout(config, spec);
-  }
-  if (std::filesystem::is_regular_file(model, ignored) && !model.ends_with(".safetensors")) {
-    REFIT_ASSIGN(const std::string config, files::read_text(model));
-    return model::rule_layout(config, spec);
-  }
-  // A directory without weights still has a configuration to plan with.
-  const std::string config_path = model + "/config.json";
-  const bool weights = std::filesystem::exists(model + "/model.safetensors", ignored) ||
-                       std::filesystem::exists(model + "/model.safetensors.index.json", ignored);
-  if (!weights && std::filesystem::exists(config_path, ignored)) {
-    REFIT_ASSIGN(const std::string config, files::read_text(config_path));
-    return model::rule_layout(config, spec);
-  }
-  REFIT_ASSIGN(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
-  return files::checkpoint_layout(checkpoint, spec);
 }
 
 std::string human_bytes(std::int64_t bytes) {

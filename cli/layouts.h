@@ -11,9 +11,6 @@ namespace refit::cli {
 
 Result<std::shared_ptr<const model::Layout>> layout_file(const std::string& path);
 
-// A model: a directory or .safetensors file, a config.json, or a built-in name (`NAME` or `NAME@layers=N`).
-Result<std::shared_ptr<const model::Layout>> model_layout(const std::string& model, const std::string& spec);
-
 std::string human_bytes(std::int64_t bytes);
 
 // --bucket-bytes, --staging-bytes, --allow-cast.

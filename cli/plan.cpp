@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/layouts.h"
+#include "files/files.h"
 
 namespace refit::cli {
 namespace {
@@ -25,8 +26,8 @@ Result<std::pair<LayoutPtr, LayoutPtr>> layouts(const PlanArgs& a) {
       (layout_files && (a.source_layout.empty() || a.target_layout.empty())))
     return Error(Code::kInvalid, "give --model, --from and --to, or --source-layout and --target-layout");
   if (specs) {
-    REFIT_ASSIGN(LayoutPtr source, model_layout(a.model, a.from));
-    REFIT_ASSIGN(LayoutPtr target, model_layout(a.model, a.to));
+    REFIT_ASSIGN(LayoutPtr source, files::model_layout(a.model, a.from));
+    REFIT_ASSIGN(LayoutPtr target, files::model_layout(a.model, a.to));
     return std::pair(std::move(source), std::move(target));
   }
   REFIT_ASSIGN(LayoutPtr source, layout_file(a.source_layout));

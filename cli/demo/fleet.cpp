@@ -1,7 +1,5 @@
 #include "cli/demo/fleet.h"
 
-#include <filesystem>
-
 namespace refit::cli {
 namespace {
 constexpr double kStartS = 300;  // a member reads its part of the checkpoint before it says that it is ready
@@ -18,9 +16,9 @@ Result<Child> Fleet::launch(std::uint32_t member, bool with_kill) {
   m.instance = who.instance;
   m.rank = who.rank;
   m.member = member;
-  m.runtime_dir = runtime_dir_;
-  m.control = control_;
-  m.job = job_;
+  m.runtime_dir = host_->runtime_dir();
+  m.control = host_->address();
+  m.job = host_->card().job.hex();
   m.seed = options_.seed;
   m.share = options_.share;
   m.staging_bytes = options_.staging_bytes;
@@ -46,7 +44,6 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
                                             std::shared_ptr<const model::Layout> target, Observer observer) {
   std::unique_ptr<Fleet> f(new Fleet);
   f->options_ = options;
-  Env& env = system_env();
   f->shape_.source_ranks = static_cast<std::uint32_t>(source->world());
   f->shape_.target_instances = static_cast<std::uint32_t>(target->instances());
   f->shape_.target_ranks = static_cast<std::uint32_t>(target->world() / target->instances());
@@ -59,17 +56,6 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
         return Error(Code::kInvalid, "--kill " + k + ": there is no " + kill.who.to_string());
       f->kills_.push_back(kill);
     }
-  const Hash128 job{env.random_u64(), env.random_u64()};
-  f->job_ = job.hex();
-  REFIT_ASSIGN(const std::string base, transport::make_runtime_dir(env, ""));
-  REFIT_ASSIGN(f->runtime_dir_, transport::make_runtime_dir(env, base + "/demo-" + f->job_.substr(0, 8)));
-  f->control_ = "ipc://" + f->runtime_dir_ + "/control";
-  REFIT_ASSIGN(f->mover_, transport::make_mover("zmq", {.runtime_dir = f->runtime_dir_,
-                                                        .job = job,
-                                                        .member = ~0u,
-                                                        .incarnation = Incarnation(env.random_u64()),
-                                                        .name = "coordinator",
-                                                        .env = &env}));
 
   std::int64_t largest = 0;
   for (const auto& layout : {source, target})
@@ -82,12 +68,17 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
   // A rank may hold its shard, one copy of it (shadow or snapshot) and the staging budget; never more.
   f->budget_bytes_ = 2 * largest + options.staging_bytes;
 
-  sync::SyncOptions s;
-  s.job = job;
+  sync::HostOptions h;
+  h.label = "demo";
+  h.transport = options.transport;
+  h.snapshot = options.snapshot;
+  h.net = {.advertise_address = options.advertise_address,
+           .port_range = options.port_range,
+           .security = options.security_bulk,
+           .streams = options.streams};
+  sync::SyncOptions& s = h.sync;
   s.observer = std::move(observer);
   s.shape = f->shape_;
-  s.control_address = f->control_;
-  s.journal_path = f->runtime_dir_ + "/journal";
   s.plan = {.bucket_bytes = options.bucket_bytes,
             .staging_bytes = options.staging_bytes,
             .partial = false,
@@ -97,7 +88,7 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
   s.on_target_loss = options.on_loss_continue ? sync::OnTargetLoss::kContinue : sync::OnTargetLoss::kFail;
   s.stall_timeout_s = options.stall_timeout_s;
   s.total_timeout_s = options.total_timeout_s;
-  REFIT_ASSIGN(f->synchronizer_, sync::make_synchronizer(s, *f->mover_));
+  REFIT_ASSIGN(f->host_, sync::Host::make(std::move(h)));
 
   for (std::uint32_t m = 0; m < f->shape_.members(); ++m) {
     REFIT_ASSIGN(Child child, f->launch(m, true));
@@ -115,13 +106,7 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
   return f;
 }
 
-Fleet::~Fleet() {
-  children_.clear();
-  if (synchronizer_) [[maybe_unused]]
-    const Status s = synchronizer_->shutdown();
-  std::error_code ignored;
-  if (!runtime_dir_.empty()) std::filesystem::remove_all(runtime_dir_, ignored);
-}
+Fleet::~Fleet() { children_.clear(); }  // before the host, which removes their directory
 
 std::vector<nlohmann::json> Fleet::ask(const std::string& line, std::optional<Role> role, Deadline deadline) {
   std::vector<nlohmann::json> out(children_.size());
@@ -175,7 +160,7 @@ Status Fleet::stop() {
     const Status s = c.wait(Deadline::after_s(10));
     if (!s.ok() && first.ok()) first = s;
   }
-  const Status s = synchronizer_->shutdown();
+  const Status s = host_->synchronizer().shutdown();
   return first.ok() ? s : first;
 }
 

@@ -8,7 +8,6 @@
 #include "cli/demo/child.h"
 #include "cli/demo/demo_options.h"
 #include "sync/sync.h"
-#include "transport/transport.h"
 
 namespace refit::cli {
 
@@ -18,8 +17,8 @@ class Fleet {
                                               std::shared_ptr<const model::Layout> target, Observer observer = {});
   ~Fleet();
 
-  sync::WeightSynchronizer& synchronizer() { return *synchronizer_; }
-  const std::string& address() const { return control_; }
+  sync::WeightSynchronizer& synchronizer() { return host_->synchronizer(); }
+  const std::string& address() const { return host_->address(); }
   std::size_t sources() const { return sources_; }
   std::size_t size() const { return children_.size(); }
   MemberName name(std::size_t member) const { return shape_.name(static_cast<std::uint32_t>(member)); }
@@ -43,12 +42,10 @@ class Fleet {
   DemoOptions options_;
   std::vector<Kill> kills_;
   coordinator::Shape shape_;
-  std::string runtime_dir_, control_, job_;
   std::int64_t budget_bytes_ = 0;
   std::int64_t steps_done_ = 0;
   std::size_t sources_ = 0;
-  std::unique_ptr<transport::Mover> mover_;
-  std::unique_ptr<sync::WeightSynchronizer> synchronizer_;
+  std::unique_ptr<sync::Host> host_;
   std::vector<Child> children_;
 };
 

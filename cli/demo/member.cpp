@@ -26,9 +26,7 @@ struct Process {
   MemberOptions options;
   ModelSource model;
   engine::StepRule rule;
-  ThreadPool pool;
-  memory::Budget budget;
-  std::unique_ptr<transport::Mover> control, data;
+  std::unique_ptr<agent::Seat> seat;
   std::unique_ptr<engine::ReferenceTrainer> trainer;
   std::unique_ptr<engine::ReferenceEngine> engine;
   std::unique_ptr<agent::SourceAgent> source;
@@ -37,12 +35,7 @@ struct Process {
   std::int64_t steps = 0;
 
   Process(const MemberOptions& o, ModelSource m)
-      : options(o),
-        model(std::move(m)),
-        rule{.seed = o.seed, .share = o.share},
-        pool(o.threads),
-        budget(o.budget_bytes),
-        lines(Fd(kChildSocketFd)) {}
+      : options(o), model(std::move(m)), rule{.seed = o.seed, .share = o.share}, lines(Fd(kChildSocketFd)) {}
   agent::Agent& agent() { return source ? *source : *target; }
 };
 
@@ -63,47 +56,38 @@ Status set_up(Process& p) {
   const MemberOptions& o = p.options;
   const auto job = Hash128::from_hex(o.job);
   if (!job) return Error(Code::kInvalid, "--job must be 32 hex digits");
-  transport::MoverOptions m{.runtime_dir = o.runtime_dir,
-                            .job = *job,
-                            .member = o.member,
-                            .incarnation = Incarnation(system_env().random_u64()),
-                            .name = name_of(o).to_string(),
-                            .env = &system_env(),
-                            .staging_bytes = o.staging_bytes,
-                            .budget = &p.budget,
-                            .net = {.advertise_address = o.advertise_address,
-                                    .port_range = o.port_range,
-                                    .security = o.security_bulk,
-                                    .streams = o.streams,
-                                    .stall_ns = static_cast<std::int64_t>(o.stall_timeout_s * 1e9)}};
-  REFIT_ASSIGN(p.data, transport::make_mover(o.transport, m));
-  REFIT_ASSIGN(p.control, transport::make_mover("zmq", m));
-
+  REFIT_ASSIGN(p.seat, agent::Seat::make({.job = *job,
+                                          .name = name_of(o),
+                                          .member = o.member,
+                                          .runtime_dir = o.runtime_dir,
+                                          .control_address = o.control,
+                                          .transport = o.transport,
+                                          .staging_bytes = o.staging_bytes,
+                                          .budget_bytes = o.budget_bytes,
+                                          .threads = o.threads,
+                                          .snapshot = o.snapshot,
+                                          .net = {.advertise_address = o.advertise_address,
+                                                  .port_range = o.port_range,
+                                                  .security = o.security_bulk,
+                                                  .streams = o.streams,
+                                                  .stall_ns = static_cast<std::int64_t>(o.stall_timeout_s * 1e9)},
+                                          // A window of the live copy ends exactly where the process is to die.
+                                          .progress_bytes = o.kill_bytes > 0 ? o.kill_bytes : 64 << 20,
+                                          .observer = killer(o)}));
+  memory::Budget* const budget = &p.seat->budget();
   const bool is_source = o.role == Role::kSource;
   REFIT_ASSIGN(const auto layout, p.model.layout(is_source ? o.source_spec : o.target_spec));
   const auto per = static_cast<std::uint32_t>(layout->world() / layout->instances());
   const Rank rank(o.instance * per + o.rank);
-  agent::AgentOptions a;
-  a.runtime = {.env = &system_env(), .pool = &p.pool, .observer = killer(o)};
-  a.job = *job;
-  a.name = name_of(o);
-  a.control_address = o.control;
-  a.control = p.control.get();
-  a.data = p.data.get();
-  a.incarnation = m.incarnation;
-  a.budget = &p.budget;
-  a.staging_bytes = o.staging_bytes;
-  a.snapshot = o.snapshot;
-  if (o.kill_bytes > 0) a.progress_bytes = o.kill_bytes;  // a window ends exactly there
   if (is_source) {
-    REFIT_ASSIGN(p.trainer, engine::ReferenceTrainer::make(system_env(), layout, rank, &p.budget));
+    REFIT_ASSIGN(p.trainer, engine::ReferenceTrainer::make(system_env(), layout, rank, budget));
     REFIT_TRY(p.model.fill(*p.trainer, o.seed));
-    REFIT_ASSIGN(p.source, agent::make_source_agent(a, *p.trainer));
+    REFIT_ASSIGN(p.source, agent::make_source_agent(p.seat->options(), *p.trainer));
     for (std::int64_t step = 1; step <= o.steps_done; ++step) p.trainer->step(p.rule, step);
     p.source->publish(o.steps_done, "policy");
   } else {
-    REFIT_ASSIGN(p.engine, engine::ReferenceEngine::make(layout, rank, &p.budget));
-    REFIT_ASSIGN(p.target, agent::make_target_agent(a, *p.engine, *p.engine));
+    REFIT_ASSIGN(p.engine, engine::ReferenceEngine::make(layout, rank, budget));
+    REFIT_ASSIGN(p.target, agent::make_target_agent(p.seat->options(), *p.engine, *p.engine));
     p.engine->start_serving();
   }
   return {};
@@ -144,8 +128,8 @@ nlohmann::json report_of(Process& p) {
                      {"snapshot_bytes", r.snapshot_bytes},
                      {"shadow_bytes", r.shadow_bytes},
                      {"buckets", r.buckets},
-                     {"memory_used", p.budget.used()},
-                     {"memory_peak", p.budget.peak()},
+                     {"memory_used", p.seat->budget().used()},
+                     {"memory_peak", p.seat->budget().peak()},
                      {"resources", resources()}};
   if (p.engine) {
     const engine::ServeCounts c = p.engine->counts();
@@ -260,9 +244,8 @@ Status run_member(const MemberOptions& options) {
   }
   if (p.engine) p.engine->stop_serving();
   const Status closed = p.agent().close(Deadline::after_s(2));
-  const Status data = p.data->shutdown(Deadline::after_s(2));
-  const Status control = p.control->shutdown(Deadline::after_s(2));
-  return !closed.ok() ? closed : !data.ok() ? data : control;
+  const Status movers = p.seat->close(Deadline::after_s(4));
+  return closed.ok() ? movers : closed;
 }
 
 namespace {

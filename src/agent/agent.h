@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "agent/bridge.h"
@@ -37,6 +38,9 @@ struct AgentReport {
   std::int64_t buckets = 0;
   Version version;
   std::string state;
+  bool welcomed = false;         // the coordinator admitted this rank
+  bool rejected = false;         // it refused for good, not for now
+  std::optional<Error> refused;  // why it did not, last heard
 };
 
 // *thread-compatible*: one thread calls run(); guard() and publish() may come from another.
@@ -68,3 +72,5 @@ Result<std::unique_ptr<Agent>> make_target_agent(const AgentOptions& options, en
                                                  engine::Instance& instance);
 
 }  // namespace refit::agent
+
+#include "agent/seat.h"  // built on the above

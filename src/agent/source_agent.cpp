@@ -110,6 +110,12 @@ void SourceDriver::feed(SourceEventKind what) {
     keep_alive_with(state_.link.welcomed
                         ? std::optional(install::envelope(state_.link, state_.self, state_.txn, state_.sent, h))
                         : std::nullopt);
+    {
+      const std::lock_guard lock(publish_mutex_);
+      report_.welcomed = state_.link.welcomed;
+      report_.rejected = state_.link.rejected;
+      report_.refused = state_.link.refused;
+    }
     for (SourceAction& action : todo) std::visit([&](auto& a) { perform(a); }, action);
   }
   feeding_ = false;

@@ -111,6 +111,9 @@ void TargetDriver::after_step() {
                       : std::nullopt);
   const std::lock_guard lock(report_mutex_);
   report_.version = state_.live;
+  report_.welcomed = state_.link.welcomed;
+  report_.rejected = state_.link.rejected;
+  report_.refused = state_.link.refused;
   report_.state = std::string(wire::to_string(h.state));
   if (state_.phase == install::TargetPhase::kFenced && state_.fenced) report_.state += ": " + state_.fenced->message;
 }

@@ -154,4 +154,24 @@ Result<std::shared_ptr<const model::Layout>> checkpoint_layout(const Checkpoint&
   return model::rule_layout(checkpoint.config_json(), spec, &names);
 }
 
+Result<std::shared_ptr<const model::Layout>> model_layout(const std::string& model, const std::string& spec) {
+  if (!exists(model)) {
+    REFIT_ASSIGN(const std::string config, model::builtin_config(model));
+    return model::rule_layout(config, spec);
+  }
+  std::string config_path = model;
+  bool config_only = !model.ends_with(".safetensors");
+  if (is_directory(model)) {
+    // A directory without weights still has a configuration to plan with.
+    config_path += "/config.json";
+    config_only = exists(config_path) && !exists(model + "/" + kSingle) && !exists(model + "/" + kIndex);
+  }
+  if (config_only) {
+    REFIT_ASSIGN(const std::string config, read_text(config_path));
+    return model::rule_layout(config, spec);
+  }
+  REFIT_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(model));
+  return checkpoint_layout(checkpoint, spec);
+}
+
 }  // namespace refit::files

@@ -60,6 +60,10 @@ class Checkpoint {
 // The layout of a checkpoint under a SPEC: its configuration and what its files hold.
 Result<std::shared_ptr<const model::Layout>> checkpoint_layout(const Checkpoint& checkpoint, std::string_view spec);
 
+// The layout of whatever names a model: a directory or .safetensors file, a config.json, or a built-in name (`NAME` or
+// `NAME@layers=N`).
+Result<std::shared_ptr<const model::Layout>> model_layout(const std::string& model, const std::string& spec);
+
 // A name from outside that may stand for a file in a directory: no separators, NUL, "." or "..".
 bool is_plain_file_name(std::string_view name);
 

@@ -3,6 +3,7 @@
 #include "sync/config.h"
 #include "sync/constraints.h"
 #include "sync/factory.h"
+#include "sync/host.h"
 #include "sync/lifecycle.h"
 #include "sync/staleness.h"
 #include "sync/synchronizer.h"

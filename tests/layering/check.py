@@ -1,7 +1,8 @@
-"""Reads every #include under src/, cli/ and bench/ and fails on an arrow that the house does not allow.
+"""Reads every #include under src/, include/, cli/, bench/ and python/ and fails on an arrow that the house does not allow.
 
 Usage: check.py REPOSITORY. Rules: a room includes only rooms below it (transitively allowed pairs are spelled out),
-another room only through its front header <room>/<room>.h, and vendor headers only where the table allows them.
+another room only through its front header <room>/<room>.h, and vendor headers only where the table allows them; the public headers include the standard library and
+each other, the Python module sees nothing but them.
 """
 import pathlib
 import re
@@ -24,6 +25,7 @@ ARROWS = {
 }
 ARROWS["agent"] = set(ARROWS)
 ARROWS["sync"] = set(ARROWS)
+ARROWS["facade"] = set(ARROWS)
 # Prefix of a vendor header -> rooms (and tops) whose *sources* may include it. Movers are named transport/<mover>.
 VENDOR = {
     "xxhash.h": {"core"}, "xxh_x86dispatch.h": {"core"},
@@ -33,8 +35,10 @@ VENDOR = {
     "zmq.hpp": {"transport/zmq"}, "zmq.h": {"transport/zmq"}, "openssl/": {"transport/tcp"},
     "yaml-cpp/": {"sync"},
     "CLI/": {"cli"},
-    "fmt/": {"cli"}, "spdlog/": {"cli"},
+    "fmt/": {"cli"}, "spdlog/": {"cli"}, "nanobind/": {"python"},
 }
+# What stands on the public interface alone.
+PUBLIC = {"include": ("refit/",), "python": ("refit/", "native/", "nanobind/")}
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]')
 
 
@@ -49,7 +53,7 @@ def place(path, root):
 
 def problems(root):
     rooms = {p.name for p in (root / "src").iterdir() if p.is_dir()}
-    for path in sorted(p for top in ("src", "cli", "bench") for p in (root / top).rglob("*") if p.suffix in (".h", ".cpp", ".cc")):
+    for path in sorted(p for top in ("src", "include", "cli", "bench", "python") for p in (root / top).rglob("*") if p.suffix in (".h", ".cpp", ".cc")):
         room, mover = place(path, root)
         where = path.relative_to(root)
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -58,6 +62,9 @@ def problems(root):
                 continue
             name = match.group(1)
             head = name.split("/")[0]
+            standard = "/" not in name and not name.endswith(".h")
+            if room in PUBLIC and not standard and not name.startswith(PUBLIC[room]):
+                yield f"{where}:{number}: {room} may not include {name}"
             if head in rooms and "/" in name and head != room:
                 if name != f"{head}/{head}.h":
                     yield f"{where}:{number}: {name} is not the front header of {head}"

@@ -1,0 +1,51 @@
+"""Refit moves the newest weights of a model from the processes that train it to the processes that serve it.
+
+In the layout that each side keeps, all or nothing, proven. The names below are the whole API; each is documented where
+it is defined. No framework is needed: arrays come and go by DLPack and the buffer protocol.
+"""
+
+from ._arrays import Parameter, Tensor
+from ._errors import (
+    BusyError,
+    CancelledError,
+    CorruptError,
+    DeadlineError,
+    Error,
+    ExhaustedError,
+    InternalError,
+    InvalidError,
+    MismatchError,
+    PeerLostError,
+    UnsupportedError,
+)
+from .coordinator import Coordinator, SyncReport, VersionInfo, WeightSynchronizer
+from .layout import Holding, Layout, Plan
+from .members import Engine, MemberReport, Publisher, Receiver
+
+__version__ = "0.1.0"
+__all__ = [
+    "BusyError",
+    "CancelledError",
+    "Coordinator",
+    "CorruptError",
+    "DeadlineError",
+    "Engine",
+    "Error",
+    "ExhaustedError",
+    "Holding",
+    "InternalError",
+    "InvalidError",
+    "Layout",
+    "MemberReport",
+    "MismatchError",
+    "Parameter",
+    "PeerLostError",
+    "Plan",
+    "Publisher",
+    "Receiver",
+    "SyncReport",
+    "Tensor",
+    "UnsupportedError",
+    "VersionInfo",
+    "WeightSynchronizer",
+]

@@ -1,0 +1,249 @@
+"""The driver's side of vLLM without vLLM: a stand-in for its HTTP endpoints that answers in every wrong way, and a stand-in
+engine under the synchronizer. The real engine: `make test-vllm`."""
+
+import http.server
+import json
+import threading
+import time
+import unittest
+
+import numpy as np
+import refit
+import refit.vllm
+
+
+class StandIn:
+    """HTTP server on loopback; `answers` maps a path to (status, body) or to a function of the handler."""
+
+    def __init__(self):
+        outer = self
+        self.answers, self.calls = {}, []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _any(self):
+                path = self.path.split("?")[0]
+                length = int(self.headers.get("Content-Length") or 0)
+                outer.calls.append((self.command, self.path, json.loads(self.rfile.read(length) or b"null"), dict(self.headers)))
+                answer = outer.answers.get(path, (200, "{}"))
+                if callable(answer):
+                    answer(self)
+                    return
+                status, body = answer
+                data = body.encode() if isinstance(body, str) else body
+                self.send_response(status)
+                if status in (301, 302, 307, 308):
+                    self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = _any
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def half(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"succ')
+    handler.close_connection = True
+
+
+def nothing(handler):
+    time.sleep(1)
+
+
+def hang_up(handler):
+    handler.close_connection = True
+
+
+class Http(unittest.TestCase):
+    def setUp(self):
+        self.stand_in = StandIn()
+        self.engine = refit.vllm.HttpEngine(self.stand_in.url, headers={"Authorization": "Bearer secret"})
+
+    def tearDown(self):
+        self.stand_in.close()
+
+    def refused(self, answer, part, kind=refit.vllm.EngineError):
+        self.stand_in.answers["/reset_prefix_cache"] = answer
+        with self.assertRaises(kind) as caught:
+            self.engine.reset_caches(0.3)
+        self.assertIn(part, str(caught.exception))
+        self.assertEqual(caught.exception.peer, self.engine.name)
+        self.assertEqual(caught.exception.stage, "/reset_prefix_cache")
+        self.assertNotIn("secret", str(caught.exception))
+
+    def test_wrong_answers_are_errors_with_their_reason(self):
+        self.refused((500, '{"error": {"message": "boom"}}'), "HTTP 500: boom")
+        self.refused((400, '{"detail": "no such thing"}'), "no such thing")
+        self.refused((401, "Unauthorized"), "HTTP 401")
+        self.refused((200, "<html>"), "no JSON")
+        self.refused((200, '{"success": false, "message": "blocks are held"}'), "blocks are held")
+        self.refused((200, '{"success": "maybe"}'), "not reset")
+        self.refused((200, "[]"), "not reset")
+        self.refused((307, ""), "HTTP 307")
+        self.refused(half, "broke off, 994 bytes")
+        self.refused(hang_up, "RemoteDisconnected")
+        self.refused(nothing, "within 0.3 s", refit.DeadlineError)
+
+    def test_nobody_listens(self):
+        self.stand_in.close()
+        with self.assertRaises(refit.vllm.EngineError) as caught:
+            refit.vllm.HttpEngine(self.stand_in.url).start(1)
+        self.assertIn("refused", str(caught.exception))
+        self.stand_in = StandIn()
+
+    def test_the_four_phases_as_vllm_wants_them(self):
+        self.stand_in.answers["/is_paused"] = (200, '{"is_paused": true}')
+        self.engine.init({"address": "x"}, 1)
+        self.engine.pause("keep", 1)
+        self.engine.start(1)
+        self.engine.update({"timeout_s": 3}, 1)
+        self.engine.finish("7", 1)
+        self.engine.resume(1)
+        self.assertEqual([(m, p, b) for m, p, b, _ in self.stand_in.calls], [
+            ("POST", "/init_weight_transfer_engine", {"init_info": {"address": "x"}}),
+            ("POST", "/pause?mode=keep&clear_cache=true", None),
+            ("GET", "/is_paused", None),
+            ("POST", "/start_weight_update", {}),
+            ("POST", "/update_weights", {"update_info": {"timeout_s": 3}}),
+            ("POST", "/finish_weight_update", {"weight_version": "7"}),
+            ("POST", "/resume", None),
+        ])
+        self.assertTrue(all(h["Authorization"] == "Bearer secret" for *_, h in self.stand_in.calls))
+
+    def test_a_pause_that_did_not_take_effect(self):
+        self.stand_in.answers["/is_paused"] = (200, '{"is_paused": false}')
+        with self.assertRaises(refit.vllm.EngineError):
+            self.engine.pause("wait", 1)
+
+    def test_urls(self):
+        for url in ("ftp://a", "127.0.0.1:8000", "http://", "http://user@host", "http://host/path", "http://host?x=1"):
+            with self.assertRaises(refit.InvalidError):
+                refit.vllm.HttpEngine(url)
+
+
+class Hooks:
+    """The worker's side of the stand-in engine, on the receiver's thread."""
+
+    def __init__(self, log):
+        self.log, self.entered, self.done = log, threading.Event(), threading.Event()
+
+    def pause(self, timeout_s):
+        if not self.entered.wait(timeout_s):
+            raise TimeoutError("finish was not called")
+
+    def installed(self, version):
+        self.log.append(f"installed {version.number}")
+
+    def resume(self):
+        self.done.set()
+
+
+class Steered:
+    """A stand-in engine whose worker is this process. `fail` names a phase that raises."""
+
+    name = "stand-in"
+
+    def __init__(self):
+        self.log, self.fail = [], None
+        self.hooks = Hooks(self.log)
+
+    def phase(self, name):
+        self.log.append(name)
+        if self.fail == name:
+            raise refit.vllm.EngineError(f"{name} broke", peer=self.name, stage=name)
+
+    def init(self, info, timeout_s):
+        layout = refit.Layout.from_arrays({"w": np.zeros(8, np.float32)})
+        self.memory = np.zeros(8, np.float32)
+        self.receiver = refit.Receiver(info["address"], layout, 0, memory={"w": self.memory}, engine=self.hooks)
+        self.receiver.start()
+
+    def pause(self, in_flight, timeout_s):
+        self.phase(f"pause {in_flight}")
+
+    def reset_caches(self, timeout_s):
+        self.phase("reset")
+
+    def start(self, timeout_s):
+        self.phase("start")
+
+    def update(self, info, timeout_s):
+        self.phase("update")
+
+    def finish(self, version, timeout_s):
+        self.phase("finish")
+        self.hooks.done.clear()
+        self.hooks.entered.set()
+        if not self.hooks.done.wait(timeout_s):
+            raise refit.DeadlineError("the round did not end", peer=self.name)
+        self.hooks.entered.clear()
+
+    def resume(self, timeout_s):
+        self.phase("resume")
+
+
+class Synchronizer(unittest.TestCase):
+    def job(self, **options):
+        engine = Steered()
+        coordinator = refit.Coordinator(1, 1, 1, stall_timeout_s=2, gate_timeout_s=1, total_timeout_s=10)
+        sync = refit.vllm.VllmWeightSynchronizer(coordinator, [engine], timeout_s=5, **options)
+        self.addCleanup(sync.shutdown)
+        self.weights = np.arange(8, dtype=np.float32)
+        joined = threading.Thread(target=sync.init_communicator)
+        joined.start()
+        publisher = refit.Publisher.from_arrays(coordinator.address, {"w": self.weights})
+        self.addCleanup(publisher.close)
+        joined.join(20)
+        self.addCleanup(lambda: engine.receiver.close())
+        publisher.publish(1)
+        return engine, publisher, sync
+
+    def test_order_of_a_refit(self):
+        engine, _, sync = self.job(in_flight="keep")
+        report = sync.sync_weights()
+        self.assertEqual(report.outcome, "committed")
+        self.assertFalse(sync.is_stale())
+        np.testing.assert_array_equal(engine.memory, self.weights)
+        self.assertEqual(engine.log, ["pause keep", "reset", "start", "update", "finish", f"installed {report.version.number}", "resume"])
+        self.assertIn("stand-in", sync.pause_seconds)
+
+    def test_an_engine_that_fails_stays_paused_and_is_repaired(self):
+        engine, publisher, sync = self.job()
+        engine.fail = "reset"
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertTrue(sync.is_stale())
+        self.assertEqual(engine.log, ["pause wait", "reset"])
+        engine.log.clear()
+        engine.fail = None
+        publisher.publish(2)
+        report = sync.sync_weights()
+        self.assertEqual(report.outcome, "committed")
+        self.assertEqual(engine.log, ["reset", "start", "update", "finish", f"installed {report.version.number}", "resume"])
+
+    def test_options(self):
+        with refit.Coordinator(1) as coordinator:
+            with self.assertRaises(refit.InvalidError):
+                refit.vllm.VllmWeightSynchronizer(coordinator, [Steered()], in_flight="drop")
+            with self.assertRaises(refit.InvalidError):
+                refit.vllm.VllmWeightSynchronizer(coordinator, [])
+
+
+if __name__ == "__main__":
+    unittest.main()
