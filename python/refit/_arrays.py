@@ -80,6 +80,8 @@ def lend(array: Any, *, writable: bool) -> tuple[int, int]:
     if writable and framework(array) == "jax":
         raise InvalidError("a JAX array is immutable: Refit never writes into one; give NumPy or torch memory")
     if framework(array) == "torch":
+        if array.device.type != "cpu":
+            raise UnsupportedError(f"the tensor is on {array.device}; this build moves host memory only")
         array = array.detach()
     elif framework(array) == "numpy":
         array = bits(array)
