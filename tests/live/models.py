@@ -12,7 +12,7 @@ COMMON = dict(vocab_size=131, hidden_size=72, intermediate_size=104, num_hidden_
               head_dim=32, max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0, dtype="bfloat16")
 EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=40)
 LATENT = dict(num_key_value_heads=8, head_dim=16, q_lora_rank=56, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, n_routed_experts=8,
-              num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=40, n_group=2, topk_group=1, first_k_dense_replace=1)
+              num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=40, n_group=2, topk_group=1, first_k_dense_replace=1, topk_method="noaux_tc")
 DELTA = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=32, linear_value_head_dim=32, linear_conv_kernel_dim=4,
              layer_types=["linear_attention", "full_attention"] * 2)
 
@@ -39,7 +39,7 @@ FAMILIES = {
 def config(name, **changes):
     """The family's tiny configuration. Raises AttributeError where this transformers does not have it."""
     kind, keys = FAMILIES[name]
-    return getattr(transformers, kind + "Config")(**COMMON | keys | changes)
+    return getattr(transformers, kind + "Config")(**{k: v for k, v in (COMMON | keys | changes).items() if v is not None or k == "q_lora_rank"})
 
 
 def model_class(name):
@@ -51,7 +51,7 @@ def build(name, seed=1, **changes):
     constants that a fresh model has everywhere. Norm weights stay near 1: w - 1 is exact in float32. What families keep
     in float32 whatever the model's type is (correction biases) is so here."""
     torch.manual_seed(seed)
-    out = model_class(name)(config(name, **changes)).to(torch.bfloat16).eval()
+    out = model_class(name)._from_config(config(name, **changes), dtype=torch.bfloat16).eval()
     generator = torch.Generator().manual_seed(seed)
     tensors = out.state_dict()
     done = set()
@@ -80,3 +80,7 @@ def logits(model):
     tokens = torch.randint(3, model.config.vocab_size, (2, 11), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
         return model(tokens).logits
+
+
+def has_experts(name):
+    return any("num_experts" in k or "n_routed_experts" in k or "num_local_experts" in k for k in FAMILIES[name][1])
