@@ -18,9 +18,10 @@ import math
 from typing import Callable, Iterable, Mapping, Sequence
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Holding", "Trace", "TraceError", "trace", "layout_of", "boxes_of"]
+__all__ = ["Holding", "Trace", "TraceError", "WithoutMemory", "trace", "layout_of", "boxes_of"]
 
 aten = torch.ops.aten
 
@@ -170,6 +171,20 @@ def _meet(at, counts, strides, w: Write):
     source = tuple(along[i][1] * axes[along[i][0]][2] if i in along else 0 for i in range(len(counts)))
     begin = w.source_offset + sum(d * o for d, (_, _, o) in zip(digits, axes))
     return Write(at, tuple(counts), tuple(strides), w.tensor, begin, source, w.computed)
+
+
+class WithoutMemory(TorchFunctionMode):
+    """Within it, memory that is made uninitialised is made on the meta device, whatever device was asked for: that is what
+    weights are made from. Tables with values (which experts lie here) stay real, since loaders look them up."""
+
+    MADE = {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func in self.MADE:
+            kwargs["device"] = "meta"
+            kwargs.pop("pin_memory", None)
+        return func(*args, **kwargs)
 
 
 # ---- the recorder ---------------------------------------------------------------------------------------------------------
@@ -391,7 +406,7 @@ def trace(build: Callable[[], torch.nn.Module], checkpoint: Mapping[str, tuple[S
           load: Callable[[torch.nn.Module, Iterable], object] = lambda model, weights: model.load_weights(weights)) -> Trace:
     """Where the elements of a checkpoint land in one rank's model.
 
-    `build` makes the model, on the meta device where it can; it is called again for each tensor whose values the loader
+    `build` makes the model, within `WithoutMemory` or `torch.device("meta")`; it is called again for each tensor whose values the loader
     looks at, since that tensor is then left out. `checkpoint` maps names to (shape, dtype). Whatever else the loader raises
     is passed on."""
     problems: dict[str, str] = {}

@@ -70,13 +70,15 @@ class Engine:
                 for group, _, _ in played:
                     group.world_size, group.rank_in_group = 1, 0
 
-    def build(self, device="meta"):
-        """The model, within `as_rank`; on the meta device except parameters that ask for a device by name."""
+    def build(self, without_memory=True):
+        """The model, within `as_rank`."""
         from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.utils.torch_utils import set_default_torch_dtype
 
+        from . import trace as tracing
+
         self.config.compilation_config.static_forward_context.clear()
-        with set_default_torch_dtype(self.dtype), torch.device(device):
+        with set_default_torch_dtype(self.dtype), tracing.WithoutMemory() if without_memory else contextlib.nullcontext():
             return initialize_model(self.config)
 
 

@@ -107,7 +107,7 @@ def compare(desk, source, saved, spec, tp, dp, ep):
     for rank in range(tp * dp):
         files = support.tensors(there, f"rank{rank}")
         with engine.as_rank(rank):
-            model = engine.build("cpu")
+            model = engine.build(without_memory=False)
             with torch.no_grad():
                 for p in model.parameters():
                     p.zero_()
