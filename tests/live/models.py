@@ -51,7 +51,8 @@ def build(name, seed=1, **changes):
     constants that a fresh model has everywhere. Norm weights stay near 1: w - 1 is exact in float32. What families keep
     in float32 whatever the model's type is (correction biases) is so here."""
     torch.manual_seed(seed)
-    out = model_class(name)._from_config(config(name, **changes), dtype=torch.bfloat16).eval()
+    made = config(name, **changes)
+    out = model_class(name)._from_config(made, dtype=made.dtype).eval()
     generator = torch.Generator().manual_seed(seed)
     tensors = out.state_dict()
     done = set()
