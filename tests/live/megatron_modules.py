@@ -30,6 +30,8 @@ from megatron.core.models.gpt import gpt_layer_specs  # noqa: E402
 from megatron.core.ssm import gated_delta_net  # noqa: E402
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker  # noqa: E402
+from megatron.core.transformer import multi_latent_attention  # noqa: E402
+from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.module import Float16Module  # noqa: E402
 from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build  # noqa: E402
@@ -44,13 +46,18 @@ DEADLINE = 120
 # which dropout (of probability 0 here) asks for.
 torch.cuda.current_device = lambda: torch.device("cpu")
 torch.Tensor.cuda = lambda self, *_, **__: self
+# Names that these modules use without their import where Transformer Engine is missing.
+moe_utils.te_general_gemm = None
+multi_latent_attention.TELinear = type("TELinear", (), {})
 CudaRNGStatesTracker.fork = lambda self, *_, **__: contextlib.nullcontext()
 
 DENSE = ["tp=1", "tp=2,pp=2", "tp=4", "pp=2,vpp=2", "tp=2,pp=4,first=1"]
 EXPERTS = ["tp=1", "tp=2,pp=2", "tp=2,ep=2", "ep=4", "tp=2,pp=2,ep=2,etp=1", "tp=2,ep=2,etp=2"]
+PLAIN_BIAS = ["tp=1", "tp=2,pp=2", "tp=2,ep=2", "ep=4", "tp=2,pp=2,ep=2,etp=1"]  # Megatron itself refuses expert biases with etp > 1
+
 # Family -> (specs, whether the forward pass runs on CPU).
 FAMILIES = {"llama": (DENSE, True), "llama, tied": (DENSE, True), "llama, biases": (DENSE, True), "qwen2": (DENSE, True), "qwen3": (DENSE, True), "qwen3_moe": (EXPERTS, True),
-            "deepseek_v3": (EXPERTS, True), "deepseek_v3, no q-LoRA": (EXPERTS, True), "glm4_moe": (EXPERTS, True), "gpt_oss": (EXPERTS, False),
+            "deepseek_v3": (EXPERTS, True), "deepseek_v3, no q-LoRA": (EXPERTS, True), "glm4_moe": (EXPERTS, True), "gpt_oss": (PLAIN_BIAS, False),
             "qwen3_next": (EXPERTS, False), "qwen3_5": (["tp=1", "tp=2,pp=2", "tp=4"], False), "qwen3_5_moe": (EXPERTS, False)}
 
 
@@ -67,7 +74,7 @@ def config_of(hf, par, dtype):
     kind = hf.model_type
     moe = getattr(hf, "num_experts", None) or getattr(hf, "n_routed_experts", None) or getattr(hf, "num_local_experts", None)
     out = dict(
-        num_layers=hf.num_hidden_layers, hidden_size=hf.hidden_size, num_attention_heads=hf.num_attention_heads, num_query_groups=hf.num_key_value_heads, kv_channels=hf.head_dim,
+        num_layers=hf.num_hidden_layers, hidden_size=hf.hidden_size, num_attention_heads=hf.num_attention_heads, num_query_groups=hf.num_key_value_heads, kv_channels=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
         ffn_hidden_size=getattr(hf, "intermediate_size", None) or hf.moe_intermediate_size, gated_linear_unit=True, activation_func=F.silu, normalization="RMSNorm",
         layernorm_epsilon=hf.rms_norm_eps, hidden_dropout=0.0, attention_dropout=0.0, add_bias_linear=kind == "gpt_oss" or bool(getattr(hf, "mlp_bias", False)),
         add_qkv_bias=kind in ("qwen2", "glm4_moe", "gpt_oss") or bool(getattr(hf, "attention_bias", False)), qk_layernorm=kind in ("qwen3", "qwen3_moe", "glm4_moe", "deepseek_v3") or "linear_key_head_dim" in vars(hf) or hasattr(hf, "linear_key_head_dim"),
@@ -78,7 +85,7 @@ def config_of(hf, par, dtype):
         sigmoid = kind in ("deepseek_v3", "glm4_moe")
         dense = [i in getattr(hf, "mlp_only_layers", []) or i < getattr(hf, "first_k_dense_replace", 0) for i in range(hf.num_hidden_layers)]
         out |= dict(num_moe_experts=moe, moe_ffn_hidden_size=hf.moe_intermediate_size if kind != "gpt_oss" else hf.intermediate_size, moe_router_topk=hf.num_experts_per_tok, moe_layer_freq=[int(not d) for d in dense],
-                    moe_router_load_balancing_type="none", moe_router_score_function="sigmoid" if sigmoid else "softmax", moe_router_enable_expert_bias=sigmoid, moe_token_dispatcher_type="alltoall",
+                    moe_router_load_balancing_type="none", moe_router_score_function="sigmoid" if sigmoid else "softmax", moe_router_enable_expert_bias=sigmoid, moe_token_dispatcher_type="allgather",
                     moe_router_dtype="fp32")
         if sigmoid:
             out |= dict(moe_router_num_groups=hf.n_group, moe_router_group_topk=hf.topk_group, moe_router_topk_scaling_factor=hf.routed_scaling_factor, moe_shared_expert_intermediate_size=hf.n_shared_experts * hf.moe_intermediate_size)
@@ -96,9 +103,25 @@ def config_of(hf, par, dtype):
     return TransformerConfig(**out)
 
 
+class CausalAttention(torch.nn.Module):
+    """Stands where latent attention wants Transformer Engine's kernel: it has no parameters. [s, b, heads, size] each."""
+
+    def __init__(self, config, softmax_scale=None, **_):
+        super().__init__()
+        self.scale = softmax_scale
+
+    def forward(self, query, key, value, attention_mask=None, **_):
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return out.permute(2, 0, 1, 3).flatten(2)
+
+
 def layer_specs(config, hf):
     """A spec for each of the model's layers, from modules that need no GPU."""
     specs = gpt_layer_specs.get_gpt_decoder_layer_specs(config, use_transformer_engine=False, normalization="RMSNorm")
+    if config.multi_latent_attention:
+        for s in specs:
+            s.submodules.self_attention.submodules.core_attention = CausalAttention
     if config.experimental_attention_variant != "gated_delta_net":
         return specs
     # The module wants Flash Linear Attention when it is made, though only its forward pass calls it.

@@ -22,7 +22,7 @@ FAMILIES = {
     "llama, biases": ("Llama", dict(attention_bias=True, mlp_bias=True)),
     "qwen2": ("Qwen2", dict(head_dim=None, hidden_size=256, tie_word_embeddings=True)),
     "qwen3": ("Qwen3", {}),
-    "qwen3_moe": ("Qwen3Moe", EXPERTS | dict(mlp_only_layers=[1])),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS | dict(mlp_only_layers=[1], norm_topk_prob=True)),
     "deepseek_v3": ("DeepseekV3", LATENT),
     "deepseek_v3, no q-LoRA": ("DeepseekV3", LATENT | dict(q_lora_rank=None)),
     "glm4_moe": ("Glm4Moe", dict(n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=40, first_k_dense_replace=1, n_group=2,
