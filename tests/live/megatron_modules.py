@@ -7,7 +7,8 @@ Megatron model equal transformers' within 1e-4: then the arrangement is right an
 usage: megatron_modules.py [--refit BINARY] [--only FAMILY] [--rows FILE]
 """
 import contextlib
-import itertools
+import dataclasses
+import math
 import multiprocessing
 import os
 import pathlib
@@ -20,11 +21,12 @@ import warnings
 import support
 
 warnings.filterwarnings("ignore")
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
 support.need("torch", "transformers", "safetensors", "megatron.core")
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
+from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt import gpt_layer_specs  # noqa: E402
 from megatron.core.ssm import gated_delta_net  # noqa: E402
@@ -57,15 +59,17 @@ PLAIN_BIAS = ["tp=1", "tp=2,pp=2", "tp=2,ep=2", "ep=4", "tp=2,pp=2,ep=2,etp=1"] 
 
 # Family -> (specs, whether the forward pass runs on CPU).
 FAMILIES = {"llama": (DENSE, True), "llama, tied": (DENSE, True), "llama, biases": (DENSE, True), "qwen2": (DENSE, True), "qwen3": (DENSE, True), "qwen3_moe": (EXPERTS, True),
-            "deepseek_v3": (EXPERTS, True), "deepseek_v3, no q-LoRA": (EXPERTS, True), "glm4_moe": (EXPERTS, True), "gpt_oss": (PLAIN_BIAS, False),
-            "qwen3_next": (EXPERTS, False), "qwen3_5": (["tp=1", "tp=2,pp=2", "tp=4"], False), "qwen3_5_moe": (EXPERTS, False)}
+            "deepseek_v3": (EXPERTS, True), "deepseek_v3, no q-LoRA": (EXPERTS, True), "glm4_moe": (EXPERTS, True), "gpt_oss": (PLAIN_BIAS, True),
+            "qwen3_next": (EXPERTS, True), "qwen3_5": (["tp=1", "tp=2,pp=2", "tp=4"], True), "qwen3_5_moe": (EXPERTS, True)}
+# What Megatron's local modules do without: sliding windows and yarn.
+PLAIN = {"gpt_oss": dict(sliding_window=64, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})}
 
 
 def sizes(spec):
     out = dict(tp=1, pp=1, vpp=1, ep=1, etp=1, first=0)
     out |= {k: int(v) for k, v in (part.split("=") for part in spec.split(","))}
     width, experts = out["tp"], out["ep"] * out["etp"]
-    dp = experts // __import__("math").gcd(width, experts)
+    dp = experts // math.gcd(width, experts)
     return out, width * dp * out["pp"]
 
 
@@ -92,15 +96,26 @@ def config_of(hf, par, dtype):
         if hasattr(hf, "shared_expert_intermediate_size"):
             out |= dict(moe_shared_expert_intermediate_size=hf.shared_expert_intermediate_size, moe_shared_expert_gate=True)
     if kind == "gpt_oss":
-        out |= dict(softmax_type="learnable")
+        out |= dict(softmax_type="learnable", activation_func=quick_gelu, glu_linear_offset=1.0, activation_func_clamp_value=7.0)
     if hasattr(hf, "linear_key_head_dim"):
         out |= dict(attention_output_gate=True, experimental_attention_variant="gated_delta_net", linear_attention_freq=[int(t == "linear_attention") for t in hf.layer_types], linear_conv_kernel_dim=hf.linear_conv_kernel_dim,
-                    linear_key_head_dim=hf.linear_key_head_dim, linear_value_head_dim=hf.linear_value_head_dim, linear_num_key_heads=hf.linear_num_key_heads, linear_num_value_heads=hf.linear_num_value_heads)
+                    linear_key_head_dim=hf.linear_key_head_dim, linear_value_head_dim=hf.linear_value_head_dim, linear_num_key_heads=hf.linear_num_key_heads, linear_num_value_heads=hf.linear_num_value_heads, deterministic_mode=True)
     if kind == "deepseek_v3":
         del out["kv_channels"]
         return MLATransformerConfig(**out, multi_latent_attention=True, q_lora_rank=hf.q_lora_rank, kv_lora_rank=hf.kv_lora_rank, qk_head_dim=hf.qk_nope_head_dim, qk_pos_emb_head_dim=hf.qk_rope_head_dim,
                                     v_head_dim=hf.v_head_dim, rope_type="rope", rotary_base=hf.rope_parameters["rope_theta"], rotary_percent=1.0)
     return TransformerConfig(**out)
+
+
+class ZeroCentredNorm(torch.nn.Module):
+    """RMS norm whose weight counts from 1, in float32: what Transformer Engine does under layernorm_zero_centered_gamma."""
+
+    def __init__(self, config, hidden_size, eps=1e-6, **_):
+        super().__init__()
+        self.eps, self.weight = eps, torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype))
+
+    def forward(self, x):
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float() + 1, self.eps).to(x.dtype)
 
 
 class CausalAttention(torch.nn.Module):
@@ -126,9 +141,11 @@ def layer_specs(config, hf):
         return specs
     # The module wants Flash Linear Attention when it is made, though only its forward pass calls it.
     gated_delta_net.HAVE_FLA = True
-    norm = specs[0].submodules.input_layernorm
-    delta = ModuleSpec(module=gated_delta_net.GatedDeltaNet, submodules=gated_delta_net.GatedDeltaNetSubmodules(in_proj=ColumnParallelLinear, out_norm=norm, out_proj=RowParallelLinear))
-    import dataclasses
+    gated_delta_net.l2norm = lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+    delta = ModuleSpec(module=gated_delta_net.GatedDeltaNet, submodules=gated_delta_net.GatedDeltaNetSubmodules(in_proj=ColumnParallelLinear, out_norm=ZeroCentredNorm, out_proj=RowParallelLinear))
+    for s in specs:
+        s.submodules.input_layernorm = s.submodules.pre_mlp_layernorm = ZeroCentredNorm
+        s.submodules.self_attention.submodules.q_layernorm = s.submodules.self_attention.submodules.k_layernorm = ZeroCentredNorm
     return [ModuleSpec(module=s.module, params=s.params, submodules=dataclasses.replace(s.submodules, self_attention=delta)) if linear else s for s, linear in zip(specs, config.linear_attention_freq)]
 
 
@@ -140,10 +157,10 @@ def build(hf, par, dtype):
     for v in range(par["vpp"]):
         stage = v if par["vpp"] > 1 else None
         offset, count = get_transformer_layer_offset(config, vp_stage=stage), get_num_layers_to_build(config, vp_stage=stage)
-        block = TransformerBlockSubmodules(layer_specs=layer_specs(config, hf)[offset:offset + count], layer_norm=gpt_layer_specs.LNImpl)
+        block = TransformerBlockSubmodules(layer_specs=layer_specs(config, hf)[offset:offset + count], layer_norm=ZeroCentredNorm if config.experimental_attention_variant else gpt_layer_specs.LNImpl)
         model = GPTModel(config, block, vocab_size=-(-hf.vocab_size // multiple) * multiple, max_sequence_length=64, position_embedding_type="rope", share_embeddings_and_output_weights=hf.tie_word_embeddings,
                          pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage), post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
-                         rotary_base=int(hf.rope_parameters.get("rope_theta", 10000)), rotary_percent=hf.rope_parameters.get("partial_rotary_factor", 1.0) if hf.model_type == "glm4_moe" else 1.0, parallel_output=False, vp_stage=stage)
+                         rotary_base=int(hf.rope_parameters.get("rope_theta", 10000)), rotary_percent=hf.rope_parameters.get("partial_rotary_factor", 1.0), parallel_output=False, vp_stage=stage)
         if dtype == torch.bfloat16:
             model = Float16Module(config, model).module
             for m in model.modules():
@@ -167,8 +184,6 @@ def check_rank(rank, hf, par, there, back, tokens):
         own = state_of(model)
         assert own.keys() == mine.keys(), f"rank {rank}: names differ: {sorted(own.keys() ^ mine.keys())[:8]}"
         for n, t in own.items():
-            if hf.tie_word_embeddings and n == "output_layer.weight":
-                pass
             assert t.shape == mine[n].shape and (t.dtype == mine[n].dtype or n.endswith("out_norm.weight")), f"rank {rank}: {n}: module {t.dtype} {list(t.shape)}, file {mine[n].dtype} {list(mine[n].shape)}"
         missing, unexpected = model.load_state_dict(mine, strict=False)
         assert not unexpected and all(m.endswith("_extra_state") for m in missing), (missing, unexpected)
@@ -236,7 +251,7 @@ def round_trip(desk, name, source, saved, hf, spec):
 
 def forward(desk, name):
     """In float32, on one rank and, where the family's modules allow it, with tp=2."""
-    model = models.build(name, dtype="float32")
+    model = models.build(name, dtype="float32", **PLAIN.get(name, {}))
     source, there, back = desk.base / "hf32", desk.base / "there", desk.base / "back"
     shutil.rmtree(source, ignore_errors=True)
     models.save(model, source)
