@@ -15,6 +15,10 @@ LATENT = dict(num_key_value_heads=8, head_dim=16, q_lora_rank=56, kv_lora_rank=3
               num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=40, n_group=2, topk_group=1, first_k_dense_replace=1, topk_method="noaux_tc")
 DELTA = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=32, linear_value_head_dim=32, linear_conv_kernel_dim=4,
              layer_types=["linear_attention", "full_attention"] * 2)
+GEMMA4 = dict(tie_word_embeddings=True, num_hidden_layers=6, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2, sliding_window=8, global_head_dim=64,
+              hidden_size_per_layer_input=16, vocab_size_per_layer_input=131)
+NEMOTRON = dict(layers_block_type=["mamba", "moe", "attention", "mlp", "mamba"], num_hidden_layers=None, mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=24, n_groups=4, expand=2, conv_kernel=4,
+                n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=40, moe_shared_expert_intermediate_size=48, n_group=2, topk_group=1)
 
 FAMILIES = {
     "llama": ("Llama", {}),
@@ -33,6 +37,11 @@ FAMILIES = {
     "gemma3": ("Gemma3Text", dict(tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=8)),
     "gpt_oss": ("GptOss", dict(intermediate_size=40, num_local_experts=8, num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"] * 2,
                                sliding_window=8)),
+    "gemma4": ("Gemma4Text", GEMMA4 | dict(num_kv_shared_layers=2, use_double_wide_mlp=True)),
+    "gemma4, experts, k = v": ("Gemma4Text", GEMMA4 | dict(attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True, num_experts=8, top_k_experts=2,
+                                                           moe_intermediate_size=40, hidden_size_per_layer_input=0)),
+    "nemotron_h": ("NemotronH", NEMOTRON),
+    "nemotron_h, one group": ("NemotronH", NEMOTRON | dict(n_groups=1)),
 }
 
 

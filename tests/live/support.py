@@ -37,6 +37,14 @@ class Desk:
             raise AssertionError(f"refit {' '.join(map(str, arguments))}: {done.returncode} {(done.stdout + done.stderr)[-2000:]}")
         return json.loads(done.stdout) if done.stdout else {}
 
+    def knows(self, model, name):
+        """Whether this refit has rules for the saved model's family; says so when it has not."""
+        done = subprocess.run([self.arguments.refit, "plan", "--model", str(model / "config.json"), "--from", "hf", "--to", "hf", "--json"], capture_output=True, text=True, timeout=120)
+        known = "no rules for model_type" not in done.stdout
+        if not known:
+            print(f"SKIPPED: {name}: this refit has no rules for it", flush=True)
+        return known
+
     def convert(self, model, spec, out, source="hf"):
         shutil.rmtree(out, ignore_errors=True)
         return self.refit("convert", "--model", model, "--from", source, "--to", spec, "--out", out)

@@ -144,6 +144,9 @@ def main():
             source = desk.base / "hf"
             model = models.build(name, **({} if name == "qwen2" else dict(hidden_size=96)) | CHANGES.get(name, {}) | changes)
             models.save(model, source)
+            if not desk.knows(source, name):
+                shutil.rmtree(source)
+                break
             saved = support.tensors(source, "model")
             for spec, tp, dp, ep in specs:
                 label = name + "".join(f", {k}={v}" for k, v in changes.items())
