@@ -31,6 +31,11 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 test-full: test build-tsan ## the long form: also the fast set under TSan, long simulation
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
+	@$(MAKE) --no-print-directory test-live
+
+test-live: build ## rules against live frameworks: transformers, vLLM, Megatron-Core, Flax (WRITE=1 keeps the page)
+	@scripts/live_env.sh
+	.cache/venv-live/bin/python tests/live/run.py --refit build/release/cli/refit $(if $(WRITE),--write)
 
 bench: build ## figures, each beside its ceiling of the same run
 	@for b in shm gather digest delta plan; do build/release/cli/refit bench $$b; done
@@ -41,4 +46,4 @@ check-gpu: ## runs the GPU checks, or says what they lack
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full bench check-gpu clean
+.PHONY: help deps build demo test test-full test-live bench check-gpu clean

@@ -67,8 +67,13 @@ std::string key_of(const Family& family, std::string_view symbol) {
 Status read_sizes(const json& config, const Family& family, ModelConfig& out, json& kept) {
   for (const ConfigKey& k : family.sizes) {
     std::int64_t value = 0;
+    const bool other = !k.also.empty() && given(config, k.also);
     if (!k.key.empty() && given(config, k.key)) {
       REFIT_ASSIGN(value, integer(config[std::string(k.key)], k.key, k.least));
+      if (other && config[std::string(k.also)] != config[std::string(k.key)])
+        return bad(k.key, "and " + std::string(k.also) + " differ");
+    } else if (other) {
+      REFIT_ASSIGN(value, integer(config[std::string(k.also)], k.also, k.least));
     } else if (k.otherwise.empty()) {
       return bad(k.key, "is missing");
     } else {
@@ -216,11 +221,22 @@ Status read_dtype(const json& config, ModelConfig& out, json& kept) {
   return bad(key, "'" + std::string(name) + "' is none of bfloat16, float16, float32");
 }
 
-// Draft layers that a checkpoint has although its configuration is silent about them.
+// Draft layers that a checkpoint has although its configuration is silent about them, or has not one tensor of although
+// it counts them: transformers keeps the number and saves its models without such layers.
 void infer_drafts(const Catalogue& names, const Family& family, json& config) {
-  if (family.draft_prefix.empty()) return;
+  if (family.draft.empty()) return;
   const std::string key = key_of(family, family.draft);
-  if (given(config, key)) return;
+  if (given(config, key)) {
+    const json& layers = config.value("num_hidden_layers", json());
+    if (!config[key].is_number_unsigned() || (family.draft_prefix.empty() && !layers.is_number_unsigned())) return;
+    const std::string prefix = family.draft_prefix.empty() ? "model.layers." + layers.dump() + "."
+                                                           : instantiate(family.draft_prefix, 0, 0, 0);
+    if (std::none_of(names.tensors.begin(), names.tensors.end(),
+                     [&](const LogicalTensor& t) { return t.name.starts_with(prefix); }))
+      config[key] = 0;
+    return;
+  }
+  if (family.draft_prefix.empty()) return;
   const std::string_view stem = family.draft_prefix.substr(0, family.draft_prefix.find('{'));
   std::int64_t count = 0;
   for (const LogicalTensor& t : names.tensors) {

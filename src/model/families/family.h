@@ -80,12 +80,13 @@ struct Row {
 };
 
 // A key of config.json. `otherwise` is a term, "a/b", or empty when the key must be there. Without a key the number
-// follows from others.
+// follows from others. `also` is a second spelling, of another release of the library that wrote the file.
 struct ConfigKey {
   std::string_view key;
   std::string_view symbol;
   std::string_view otherwise = {};
   std::int64_t least = 1;
+  std::string_view also = {};
 };
 struct ConfigFlag {
   std::string_view key;

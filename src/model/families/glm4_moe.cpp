@@ -4,6 +4,16 @@
 #define REFIT_LAYER "model.layers.{layer}."
 
 namespace refit::model {
+namespace {
+
+// Engines keep this router in f32 whatever the model is.
+Row wide_router(std::string_view where) {
+  Row row = rows::router(where);
+  row.own.push_back({Names::kEngine, Per::kRow, {op::load(0), op::cast("f32")}});
+  return row;
+}
+
+}  // namespace
 
 const Family& glm4_moe() {
   using namespace rows;
@@ -28,7 +38,7 @@ const Family& glm4_moe() {
       .rows = joined({{embedding(), final_norm(), head(), input_norm(kAll), qkv("", false, kAll),
                        qkv("attention_bias", true, kAll), output_projection(kAll), head_norm("q", kAll, "use_qk_norm"),
                        head_norm("k", kAll, "use_qk_norm"), post_attention_norm(kDenseLayer), gate_up(kDenseLayer),
-                       down(kDenseLayer), post_attention_norm(kMoe), router(kMoe), correction_bias(kMoe)},
+                       down(kDenseLayer), post_attention_norm(kMoe), wide_router(kMoe), correction_bias(kMoe)},
                       shared_experts(kMoe),
                       {expert_gate_up(kMoe), expert_down(kMoe)},
                       draft_rows()}),

@@ -7,7 +7,7 @@ const Family& qwen3_moe() {
   using namespace rows;
   static const auto sizes = [] {
     std::vector<ConfigKey> keys = dense_sizes();
-    keys.push_back({"num_experts", "E", ""});
+    keys.push_back({"num_experts", "E", "", 1, "num_local_experts"});
     keys.push_back({"moe_intermediate_size", "Im", ""});
     return keys;
   }();

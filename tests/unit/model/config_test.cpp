@@ -50,6 +50,8 @@ INSTANTIATE_TEST_SUITE_P(
             R"({"model_type":"llama","hidden_size":2147483648,"num_hidden_layers":1,"num_attention_heads":1024,"head_dim":2147483648,"intermediate_size":8,"vocab_size":9})",
             "pass 2^63"},
         ConfigCase{config({.type = "qwen3_moe"}), "num_experts is missing"},
+        ConfigCase{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"num_local_experts":8)"}),
+             "num_experts and num_local_experts differ"},
         ConfigCase{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"decoder_sparse_step":0)"}),
              "decoder_sparse_step is 0"},
         ConfigCase{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":[-1])"}),

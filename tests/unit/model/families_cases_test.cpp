@@ -189,6 +189,13 @@ TEST(LatentAttention, DraftLayersAndTheirCopies) {
   EXPECT_EQ(words(*megatron, 0, "mtp.layers.0.final_layernorm.weight", {{"shared_head.norm", "n"}}), "n0 n1 n2");
   EXPECT_EQ(shape_of(*megatron, 0, "mtp.layers.0.mtp_model_layer.self_attention.linear_q_up_proj.weight"),
             (Dims{4, 2}));
+  // A model that transformers saved: the number is kept, the layers are not.
+  const Catalogue without = *catalogue_of(latent_text(""));
+  EXPECT_EQ(id_of(must(text, "megatron", &without)->catalogue(), "model.layers.1.eh_proj.weight"), -1);
+  // One tensor of them is a damaged checkpoint, not one without.
+  Catalogue part = without;
+  part.tensors.push_back({"model.layers.1.enorm.weight", {3}, DType::kBF16});
+  EXPECT_NE(refusal(text, "megatron", &part), "");
   // The checkpoint's copies come back; other sides hold the tensor once.
   Catalogue names = *catalogue_of(text);
   for (const char* copy : {"model.layers.1.embed_tokens.weight", "model.layers.1.shared_head.head.weight"})

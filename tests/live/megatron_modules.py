@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+"""Megatron-Core's own GPT modules on CPU (local spec, gloo, one process a rank, TP, PP, VPP, EP, ETP): names, shapes and
+dtypes of every rank's live module = what `refit convert --to megatron:…,spec=local` writes; the files load strictly, and the
+modules' state goes back to the checkpoint bit for bit. Where the forward pass runs on CPU, float32 logits of the loaded
+Megatron model equal transformers' within 1e-4: then the arrangement is right and not only self-consistent.
+
+usage: megatron_modules.py [--refit BINARY] [--only FAMILY] [--rows FILE]
+"""
+import contextlib
+import dataclasses
+import math
+import multiprocessing
+import os
+import pathlib
+import shutil
+import socket
+import sys
+import traceback
+import warnings
+
+import support
+
+warnings.filterwarnings("ignore")
+os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+support.need("torch", "transformers", "safetensors", "megatron.core")
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
+from megatron.core.models.gpt import GPTModel  # noqa: E402
+from megatron.core.models.gpt import gpt_layer_specs  # noqa: E402
+from megatron.core.ssm import gated_delta_net  # noqa: E402
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear  # noqa: E402
+from megatron.core.tensor_parallel.random import CudaRNGStatesTracker  # noqa: E402
+from megatron.core.transformer import multi_latent_attention  # noqa: E402
+from megatron.core.transformer.moe import moe_utils  # noqa: E402
+from megatron.core.transformer.module import Float16Module  # noqa: E402
+from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build  # noqa: E402
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset  # noqa: E402
+
+import models  # noqa: E402
+
+torch.set_num_threads(1)
+DEADLINE = 120
+# Stand-ins that a machine without a GPU needs: the current device, moving a tensor there, and the GPU's random state,
+# which dropout (of probability 0 here) asks for.
+torch.cuda.current_device = lambda: torch.device("cpu")
+torch.Tensor.cuda = lambda self, *_, **__: self
+# Names that these modules use without their import where Transformer Engine is missing.
+moe_utils.te_general_gemm = None
+multi_latent_attention.TELinear = type("TELinear", (), {})
+CudaRNGStatesTracker.fork = lambda self, *_, **__: contextlib.nullcontext()
+
+DENSE = ["tp=1", "tp=2,pp=2", "tp=4", "pp=2,vpp=2", "tp=2,pp=4,first=1"]
+EXPERTS = ["tp=1", "tp=2,pp=2", "tp=2,ep=2", "ep=4", "tp=2,pp=2,ep=2,etp=1", "tp=2,ep=2,etp=2"]
+PLAIN_BIAS = ["tp=1", "tp=2,pp=2", "tp=2,ep=2", "ep=4", "tp=2,pp=2,ep=2,etp=1"]  # Megatron itself refuses expert biases with etp > 1
+
+# Family -> (specs, whether the forward pass runs on CPU).
+FAMILIES = {"llama": (DENSE, True), "llama, tied": (DENSE, True), "llama, biases": (DENSE, True), "qwen2": (DENSE, True), "qwen3": (DENSE, True), "qwen3_moe": (EXPERTS, True),
+            "deepseek_v3": (EXPERTS, True), "deepseek_v3, no q-LoRA": (EXPERTS, True), "glm4_moe": (EXPERTS, True), "gpt_oss": (PLAIN_BIAS, True),
+            "qwen3_next": (EXPERTS, True), "qwen3_5": (["tp=1", "tp=2,pp=2", "tp=4"], True), "qwen3_5_moe": (EXPERTS, True)}
+# What Megatron's local modules do without: sliding windows and yarn.
+PLAIN = {"gpt_oss": dict(sliding_window=64, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})}
+
+
+def sizes(spec):
+    out = dict(tp=1, pp=1, vpp=1, ep=1, etp=1, first=0)
+    out |= {k: int(v) for k, v in (part.split("=") for part in spec.split(","))}
+    width, experts = out["tp"], out["ep"] * out["etp"]
+    dp = experts // math.gcd(width, experts)
+    return out, width * dp * out["pp"]
+
+
+def config_of(hf, par, dtype):
+    """Megatron's configuration for a transformers one."""
+    kind = hf.model_type
+    moe = getattr(hf, "num_experts", None) or getattr(hf, "n_routed_experts", None) or getattr(hf, "num_local_experts", None)
+    out = dict(
+        num_layers=hf.num_hidden_layers, hidden_size=hf.hidden_size, num_attention_heads=hf.num_attention_heads, num_query_groups=hf.num_key_value_heads, kv_channels=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        ffn_hidden_size=getattr(hf, "intermediate_size", None) or hf.moe_intermediate_size, gated_linear_unit=True, activation_func=F.silu, normalization="RMSNorm",
+        layernorm_epsilon=hf.rms_norm_eps, hidden_dropout=0.0, attention_dropout=0.0, add_bias_linear=kind == "gpt_oss" or bool(getattr(hf, "mlp_bias", False)),
+        add_qkv_bias=kind in ("qwen2", "glm4_moe", "gpt_oss") or bool(getattr(hf, "attention_bias", False)), qk_layernorm=kind in ("qwen3", "qwen3_moe", "glm4_moe", "deepseek_v3") or "linear_key_head_dim" in vars(hf) or hasattr(hf, "linear_key_head_dim"),
+        use_cpu_initialization=True, params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, tensor_model_parallel_size=par["tp"], pipeline_model_parallel_size=par["pp"],
+        virtual_pipeline_model_parallel_size=par["vpp"] if par["vpp"] > 1 else None, expert_model_parallel_size=par["ep"], expert_tensor_parallel_size=par["etp"],
+        num_layers_in_first_pipeline_stage=par["first"] or None, bias_dropout_fusion=False, bias_activation_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False)
+    if moe:
+        sigmoid = kind in ("deepseek_v3", "glm4_moe")
+        dense = [i in getattr(hf, "mlp_only_layers", []) or i < getattr(hf, "first_k_dense_replace", 0) for i in range(hf.num_hidden_layers)]
+        out |= dict(num_moe_experts=moe, moe_ffn_hidden_size=hf.moe_intermediate_size if kind != "gpt_oss" else hf.intermediate_size, moe_router_topk=hf.num_experts_per_tok, moe_layer_freq=[int(not d) for d in dense],
+                    moe_router_load_balancing_type="none", moe_router_score_function="sigmoid" if sigmoid else "softmax", moe_router_enable_expert_bias=sigmoid, moe_token_dispatcher_type="allgather",
+                    moe_router_dtype="fp32")
+        if sigmoid:
+            out |= dict(moe_router_num_groups=hf.n_group, moe_router_group_topk=hf.topk_group, moe_router_topk_scaling_factor=hf.routed_scaling_factor, moe_shared_expert_intermediate_size=hf.n_shared_experts * hf.moe_intermediate_size)
+        if hasattr(hf, "shared_expert_intermediate_size"):
+            out |= dict(moe_shared_expert_intermediate_size=hf.shared_expert_intermediate_size, moe_shared_expert_gate=True)
+    if kind == "gpt_oss":
+        out |= dict(softmax_type="learnable", activation_func=quick_gelu, glu_linear_offset=1.0, activation_func_clamp_value=7.0)
+    if hasattr(hf, "linear_key_head_dim"):
+        out |= dict(attention_output_gate=True, experimental_attention_variant="gated_delta_net", linear_attention_freq=[int(t == "linear_attention") for t in hf.layer_types], linear_conv_kernel_dim=hf.linear_conv_kernel_dim,
+                    linear_key_head_dim=hf.linear_key_head_dim, linear_value_head_dim=hf.linear_value_head_dim, linear_num_key_heads=hf.linear_num_key_heads, linear_num_value_heads=hf.linear_num_value_heads, deterministic_mode=True)
+    if kind == "deepseek_v3":
+        del out["kv_channels"]
+        return MLATransformerConfig(**out, multi_latent_attention=True, q_lora_rank=hf.q_lora_rank, kv_lora_rank=hf.kv_lora_rank, qk_head_dim=hf.qk_nope_head_dim, qk_pos_emb_head_dim=hf.qk_rope_head_dim,
+                                    v_head_dim=hf.v_head_dim, rope_type="rope", rotary_base=hf.rope_parameters["rope_theta"], rotary_percent=1.0)
+    return TransformerConfig(**out)
+
+
+class ZeroCentredNorm(torch.nn.Module):
+    """RMS norm whose weight counts from 1, in float32: what Transformer Engine does under layernorm_zero_centered_gamma."""
+
+    def __init__(self, config, hidden_size, eps=1e-6, **_):
+        super().__init__()
+        self.eps, self.weight = eps, torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype))
+
+    def forward(self, x):
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float() + 1, self.eps).to(x.dtype)
+
+
+class CausalAttention(torch.nn.Module):
+    """Stands where latent attention wants Transformer Engine's kernel: it has no parameters. [s, b, heads, size] each."""
+
+    def __init__(self, config, softmax_scale=None, **_):
+        super().__init__()
+        self.scale = softmax_scale
+
+    def forward(self, query, key, value, attention_mask=None, **_):
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return out.permute(2, 0, 1, 3).flatten(2)
+
+
+def layer_specs(config, hf):
+    """A spec for each of the model's layers, from modules that need no GPU."""
+    specs = gpt_layer_specs.get_gpt_decoder_layer_specs(config, use_transformer_engine=False, normalization="RMSNorm")
+    if config.multi_latent_attention:
+        for s in specs:
+            s.submodules.self_attention.submodules.core_attention = CausalAttention
+    if config.experimental_attention_variant != "gated_delta_net":
+        return specs
+    # The module wants Flash Linear Attention when it is made, though only its forward pass calls it.
+    gated_delta_net.HAVE_FLA = True
+    gated_delta_net.l2norm = lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+    delta = ModuleSpec(module=gated_delta_net.GatedDeltaNet, submodules=gated_delta_net.GatedDeltaNetSubmodules(in_proj=ColumnParallelLinear, out_norm=ZeroCentredNorm, out_proj=RowParallelLinear))
+    for s in specs:
+        s.submodules.input_layernorm = s.submodules.pre_mlp_layernorm = ZeroCentredNorm
+        s.submodules.self_attention.submodules.q_layernorm = s.submodules.self_attention.submodules.k_layernorm = ZeroCentredNorm
+    return [ModuleSpec(module=s.module, params=s.params, submodules=dataclasses.replace(s.submodules, self_attention=delta)) if linear else s for s, linear in zip(specs, config.linear_attention_freq)]
+
+
+def build(hf, par, dtype):
+    """[(prefix of Refit's names, module)]: one for each virtual chunk of this rank."""
+    config = config_of(hf, par, dtype)
+    multiple = 128 * par["tp"]
+    out = []
+    for v in range(par["vpp"]):
+        stage = v if par["vpp"] > 1 else None
+        offset, count = get_transformer_layer_offset(config, vp_stage=stage), get_num_layers_to_build(config, vp_stage=stage)
+        block = TransformerBlockSubmodules(layer_specs=layer_specs(config, hf)[offset:offset + count], layer_norm=ZeroCentredNorm if config.experimental_attention_variant else gpt_layer_specs.LNImpl)
+        model = GPTModel(config, block, vocab_size=-(-hf.vocab_size // multiple) * multiple, max_sequence_length=64, position_embedding_type="rope", share_embeddings_and_output_weights=hf.tie_word_embeddings,
+                         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage), post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+                         rotary_base=int(hf.rope_parameters.get("rope_theta", 10000)), rotary_percent=hf.rope_parameters.get("partial_rotary_factor", 1.0), parallel_output=False, vp_stage=stage)
+        if dtype == torch.bfloat16:
+            model = Float16Module(config, model).module
+            for m in model.modules():
+                if hasattr(m, "_maintain_float32_expert_bias"):
+                    m._maintain_float32_expert_bias()
+        out.append((f"chunk{v}." if par["vpp"] > 1 else "", model.eval()))
+    return out
+
+
+def state_of(model):
+    return {n: t.detach() for n, t in model.state_dict().items() if isinstance(t, torch.Tensor) and not n.endswith("_extra_state")}
+
+
+def check_rank(rank, hf, par, there, back, tokens):
+    """Names, shapes, dtypes; a strict load; the modules' own state written out. Returns logits if asked and possible."""
+    from safetensors.torch import save_file
+    files, saved, counted = support.tensors(there, f"rank{rank}"), {}, 0
+    chunks = build(hf, par, torch.float32 if tokens is not None else torch.bfloat16)
+    for prefix, model in chunks:
+        mine = {n.removeprefix(prefix): t for n, t in files.items() if n.startswith(prefix)}
+        own = state_of(model)
+        assert own.keys() == mine.keys(), f"rank {rank}: names differ: {sorted(own.keys() ^ mine.keys())[:8]}"
+        for n, t in own.items():
+            assert t.shape == mine[n].shape and (t.dtype == mine[n].dtype or n.endswith("out_norm.weight")), f"rank {rank}: {n}: module {t.dtype} {list(t.shape)}, file {mine[n].dtype} {list(mine[n].shape)}"
+        missing, unexpected = model.load_state_dict(mine, strict=False)
+        assert not unexpected and all(m.endswith("_extra_state") for m in missing), (missing, unexpected)
+        for n, t in state_of(model).items():
+            # Megatron keeps this norm in its parameter type; Refit writes float32, in which w - 1 is exact.
+            saved[prefix + n] = mine[n] if n.endswith("out_norm.weight") else t.clone()
+            counted += 1
+    save_file(saved, back / f"rank{rank}.safetensors")
+    if tokens is None:
+        return counted, None
+    (_, model), = chunks
+    positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    mask = torch.ones(1, 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
+    with torch.no_grad():
+        return counted, model(tokens, positions, mask)[..., :hf.vocab_size]
+
+
+def child(rank, world, port, hf, par, there, back, tokens, out):
+    try:
+        torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+        parallel_state.initialize_model_parallel(par["tp"], par["pp"], par["vpp"] if par["vpp"] > 1 else None, expert_model_parallel_size=par["ep"], expert_tensor_parallel_size=par["etp"])
+        torch.save(check_rank(rank, hf, par, there, back, tokens), out)
+        torch.distributed.barrier()
+    except BaseException:
+        pathlib.Path(str(out) + ".failed").write_text(traceback.format_exc())
+        os._exit(1)
+    os._exit(0)
+
+
+def on_ranks(hf, par, world, there, back, tokens=None):
+    """`check_rank` in a process for each rank; the first failure's text is raised."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    results = back.parent / "results"
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir()
+    context = multiprocessing.get_context("fork")
+    all_ranks = [context.Process(target=child, args=(r, world, port, hf, par, there, back, tokens, results / f"{r}")) for r in range(world)]
+    for p in all_ranks:
+        p.start()
+    for p in all_ranks:
+        p.join(DEADLINE)
+        if p.exitcode is None or p.exitcode:
+            for q in all_ranks:
+                q.kill()
+                q.join()
+            texts = sorted(results.glob("*.failed"))
+            raise AssertionError("\n".join(texts[0].read_text().splitlines()[-7:]) if texts else f"a rank ended with {p.exitcode} or passed {DEADLINE} s")
+    return [torch.load(results / f"{r}", weights_only=True) for r in range(world)]
+
+
+def round_trip(desk, name, source, saved, hf, spec):
+    par, world = sizes(spec)
+    full = f"megatron:{spec},spec=local"
+    with desk.row(name, "names, shapes, dtypes of live modules = files; strict load; modules' state → HF exactly", full) as row:
+        there, back, again = desk.base / "there", desk.base / "back", desk.base / "again"
+        desk.convert(source, full, there)
+        shutil.rmtree(back, ignore_errors=True)
+        shutil.copytree(there, back, ignore=shutil.ignore_patterns("rank*"))
+        row["checked"] = sum(n for n, _ in on_ranks(hf, par, world, there, back))
+        desk.convert(back, "hf", again, source=full)
+        support.equal(support.tensors(again, "model"), saved, full)
+
+
+def forward(desk, name):
+    """In float32, on one rank and, where the family's modules allow it, with tp=2."""
+    model = models.build(name, dtype="float32", **PLAIN.get(name, {}))
+    source, there, back = desk.base / "hf32", desk.base / "there", desk.base / "back"
+    shutil.rmtree(source, ignore_errors=True)
+    models.save(model, source)
+    tokens = torch.randint(3, 131, (2, 11), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        want = model(tokens).logits
+    for spec in ("tp=1", "tp=2"):
+        par, world = sizes(spec)
+        with desk.row(name, "forward pass in float32: logits equal transformers' within 1e-4", f"megatron:{spec},spec=local") as row:
+            desk.convert(source, f"megatron:{spec},spec=local", there)
+            shutil.rmtree(back, ignore_errors=True)
+            back.mkdir()
+            for _, got in on_ranks(model.config, par, world, there, back, tokens):
+                far = (got - want).abs().max().item()
+                assert far < 1e-4 and want.std() > 0.01, f"{spec}: logits differ by {far} (of {want.abs().max().item()})"
+                row["checked"] += got.numel()
+
+
+def main():
+    desk = support.Desk("megatron-core", ["megatron-core", "transformers", "torch"])
+    for name in desk.wanted(FAMILIES):
+        specs, runs = FAMILIES[name]
+        model = models.build(name)
+        source = desk.base / "hf"
+        models.save(model, source)
+        saved = support.tensors(source, "model")
+        for spec in specs:
+            round_trip(desk, name, source, saved, model.config, spec)
+        shutil.rmtree(source)
+        if runs:
+            forward(desk, name)
+    desk.finish()
+
+
+if __name__ == "__main__":
+    main()
