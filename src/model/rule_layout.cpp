@@ -63,16 +63,13 @@ Status RuleLayout::activate_rows() {
     active.kind = row.kind;
     active.layers = config_.layers(row);
     if (active.layers.empty()) continue;
-    const auto rule = std::find_if(rules.begin(), rules.end(), [&](const SideRule& r) { return r.kind == row.kind; });
-    for (const Own& own : row.own)
-      if (own.side == side_->names) active.per = own.per, active.programs.push_back(own.program);
-    if (active.programs.empty() && rule != rules.end()) active.per = rule->per, active.programs = {rule->program};
-    if (active.programs.empty())
-      return Error(Code::kUnsupported, spec_.side + ": no rule for " + std::string(row.members[0].name))
-          .at_tensor(std::string(row.members[0].name));
+    REFIT_TRY(choose_rule(active, rules));
     REFIT_ASSIGN(active.symbols, config_.symbols_of(row));
     for (const auto& [key, value] : spec_.numbers) active.symbols.emplace(key, value);
     REFIT_ASSIGN(active.shapes, config_.shapes(row));
+    if (side_->engine) {
+      REFIT_ASSIGN(active.scaled, config_.scaled(row));
+    }
     active.experts = config_.experts(row);
     active.picks = active.per == Per::kExpert && active.experts == 1;
     active.stacks = std::any_of(active.programs[0].begin(), active.programs[0].end(),
@@ -88,6 +85,26 @@ Status RuleLayout::activate_rows() {
     next_slot += active.layers.size() * active.own_experts() * active.own_members() * active.copies();
     rows_.push_back(std::move(active));
   }
+  return {};
+}
+
+Status RuleLayout::choose_rule(ActiveRow& active, const std::vector<SideRule>& rules) const {
+  const Row& row = *active.row;
+  const std::string name(row.members[0].name);
+  const auto take = [&](Names side) {
+    for (const Own& own : row.own)
+      if (own.side == side) active.per = own.per, active.programs.push_back(own.program);
+  };
+  take(side_->names);
+  if (active.programs.empty() && side_->engine) take(Names::kEngine);
+  const auto rule = std::find_if(rules.begin(), rules.end(), [&](const SideRule& r) { return r.kind == row.kind; });
+  if (active.programs.empty() && rule != rules.end()) active.per = rule->per, active.programs = {rule->program};
+  const std::string_view own_name = side_->names == Names::kMegatron ? row.megatron
+                                    : side_->names == Names::kJax    ? row.jax
+                                    : side_->names == Names::kSglang ? row.sglang
+                                                                     : std::string_view();
+  if (active.programs.empty() || own_name == kUnknownName)
+    return Error(Code::kUnsupported, spec_.side + ": no rule for " + name).at_tensor(name);
   return {};
 }
 
@@ -205,7 +222,10 @@ void RuleLayout::seal() {
     for (const Program& program : row.programs) rules.add_text(to_string(program));
     for (const std::string& name : row.names) rules.add_text(name);
     for (const ActiveRow::Copy& copy : row.extra) rules.add_text(copy.name);
-    for (const Member& m : row.row->members) rules.add_text(m.name).add_text(m.shape).add_text(m.dtype);
+    for (const Member& m : row.row->members) {
+      rules.add_text(m.name).add_text(m.shape).add_text(m.dtype);
+      if (!m.of.empty()) rules.add_text("of").add_text(m.of);
+    }
   }
   recipe_ = {std::string(config_.family->name), canonical_spec(spec_), hash128(config_.canonical), rules.finish()};
   Hasher all;
@@ -246,6 +266,12 @@ Result<RuleLayout::Template> RuleLayout::one_template(const ActiveRow& row, cons
                                                       std::size_t member) const {
   const std::string name(row.row->members[static_cast<std::size_t>(row.member_in(member))].name);
   auto made = run(row.programs[member], frame);
+  if (made.ok() && !row.scaled.empty()) {
+    std::vector<std::string_view> names;
+    for (const Member& m : row.row->members) names.push_back(m.name);
+    if (row.split()) names = {names[member]};
+    made = in_blocks(std::move(*made), config_.block(), frame.members, names);
+  }
   if (!made.ok()) {
     Error e = std::move(made).error();
     e.message = "SPEC '" + canonical_spec(spec_) + "': " + name + ": " + e.message;
@@ -269,8 +295,9 @@ Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow&
   const Interval picked = row.picks ? experts_at(row, at) : Interval{0, 1};
   for (std::int64_t e = picked.lo; e < picked.hi; ++e)
     for (std::size_t m = 0; m < row.own_members(); ++m) {
-      Frame frame{&row.symbols, &meshes_[row.grid], &at, row.shapes, experts, e};
-      if (row.split()) frame.members = {row.shapes[m]};
+      const std::vector<Dims>& shapes = row.scaled.empty() ? row.shapes : row.scaled;
+      Frame frame{&row.symbols, &meshes_[row.grid], &at, shapes, experts, e};
+      if (row.split()) frame.members = {shapes[m]};
       REFIT_ASSIGN(out.emplace_back(), one_template(row, frame, m));
     }
   return out;

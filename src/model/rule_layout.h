@@ -42,6 +42,7 @@ struct ActiveRow {
   std::vector<std::int64_t> layers;
   std::vector<Spot> spots;   // by layer
   std::vector<Dims> shapes;  // by member
+  std::vector<Dims> scaled;  // of block scales on a side that cuts them as their weights: the weights' shapes
   Symbols symbols;
   std::size_t grid = 0;                // mesh that places it
   std::int64_t experts = 1;            // tensors a member has in one layer
@@ -67,9 +68,10 @@ struct ActiveRow {
   // Parameters of one layer: experts, and members, that are not in one.
   std::size_t own_experts() const { return static_cast<std::size_t>(parameter_experts); }
   std::size_t own_members() const { return programs.size(); }
-  // A member that own member `m` holds.
+  // A member that own member `m` holds; the first for a parameter that holds none, whose dtype it shares.
   int member_in(std::size_t m) const {
-    return static_cast<int>(std::ranges::find(parameter_of, m) - parameter_of.begin());
+    const auto found = std::ranges::find(parameter_of, m);
+    return found == parameter_of.end() ? 0 : static_cast<int>(found - parameter_of.begin());
   }
   std::size_t slot(std::size_t layer, std::int64_t expert, int member, std::size_t which) const {
     const std::size_t e = stacked() ? 0 : static_cast<std::size_t>(expert),
@@ -150,6 +152,8 @@ class RuleLayout final : public Layout {
   };
 
   Status activate_rows();
+  // Its rule on this side. Errors: kUnsupported naming a tensor that the side has none for.
+  Status choose_rule(ActiveRow& active, const std::vector<SideRule>& rules) const;
   Status share_out(ActiveRow& active) const;
   Status place(ActiveRow& active) const;
   Status build_catalogue();
