@@ -148,7 +148,22 @@ class RuleLayout final : public Layout {
   struct Made {
     std::vector<std::vector<Template>> rows;  // by own member, and local expert where a row picks
     std::int64_t stage = 0;
-    Interval experts;  // of the rank, where experts are parameters of their own
+    Interval experts;      // of the rank, where experts are parameters of their own
+    std::size_t part = 0;  // which share of the experts that is
+  };
+  // Slots of one pipeline stage, in the order of the buffer: on all its ranks, and on those with one share of the
+  // experts.
+  struct StageSlots {
+    std::vector<std::uint32_t> everywhere;
+    std::vector<std::vector<std::uint32_t>> of_part;
+  };
+  // Where a rank's parameters begin.
+  struct Offsets {
+    std::vector<std::uint32_t> slots;  // ascending
+    std::vector<std::int64_t> at;      // by place in `slots`, and the end
+    std::int64_t of(std::uint32_t slot) const {
+      return at[static_cast<std::size_t>(std::ranges::lower_bound(slots, slot) - slots.begin())];
+    }
   };
 
   Status activate_rows();
@@ -171,8 +186,8 @@ class RuleLayout final : public Layout {
   Interval experts_at(const ActiveRow& row, const Coordinates& at) const;
   // The array of a parameter on that rank; null when it lies elsewhere.
   const Template* find(const Made& made, const Slot& slot) const;
-  // Byte offset of each slot's parameter, and of the end.
-  Result<std::vector<std::int64_t>> offsets(const Made& made) const;
+  void sort_by_stage();
+  Result<Offsets> offsets(const Made& made) const;
   std::string parameter_name(const Slot& slot) const;
   struct RowShards;
   Result<RowShards> row_shards(const ActiveRow& row) const;
@@ -190,6 +205,7 @@ class RuleLayout final : public Layout {
   std::vector<Ref> refs_;               // by TensorId
   std::vector<Slot> slots_;             // in the order of the buffer
   std::vector<std::uint32_t> slot_of_;  // by ActiveRow::slot()
+  std::vector<StageSlots> stages_;
   Recipe recipe_;
   Hash128 digest_;
 

@@ -49,7 +49,7 @@ TEST(Gemma4, BorrowedKeysHaveNoSource) {
   EXPECT_EQ(rows(*two, 1, "model.layers.2.mlp.gate_up_proj.weight"), "g4 g5 g6 g7 u4 u5 u6 u7");
   for (const char* tensor : {"k_proj.weight", "v_proj.weight", "k_norm.weight"})
     EXPECT_EQ(id_of(two->catalogue(), std::string("model.layers.2.self_attn.") + tensor), -1);
-  EXPECT_THAT(refusal(text, "megatron"), testing::HasSubstr("megatron: no rule for model.layers.{layer}.self_attn.q"));
+  EXPECT_THAT(refusal(text, "megatron"), testing::HasSubstr("megatron: no rule for model.layers.2.self_attn.q"));
   EXPECT_THAT(refusal(gemma4_text(R"(,"num_kv_shared_layers":3)"), "hf"),
               testing::HasSubstr("num_kv_shared_layers is 3, must be less than num_hidden_layers 3"));
 }

@@ -39,7 +39,7 @@ TEST(FourBit, WholeBlocksForEachRank) {
               p.name.find("experts") != std::string::npos && !p.name.ends_with("bias") ? DType::kU8 : DType::kBF16)
         << p.name;
   EXPECT_EQ(shape_of(*must(oss_text(96), "sglang:tp=2"), 1, e + "w2_weight_bias"), (Dims{2, 32}));
-  EXPECT_THAT(refusal(oss_text(96), "megatron"), testing::HasSubstr("megatron: no rule for model.layers.{layer}.mlp"));
+  EXPECT_THAT(refusal(oss_text(96), "megatron"), testing::HasSubstr("megatron: no rule for model.layers.0.mlp"));
   EXPECT_THAT(refusal(oss_text(40), "hf"), testing::HasSubstr("size Im/32: 40 does not divide by 32"));
 }
 
@@ -104,8 +104,8 @@ TEST(BlockScales, CutsInsideABlockAreRefused) {
   const std::string narrow = fp8_text(
       R"("hidden_size":256,"num_attention_heads":6,"num_key_value_heads":6,"head_dim":64,"intermediate_size":512,)");
   says(narrow, "vllm:tp=2", "self_attn.q_proj.weight_scale_inv: rows [0, 192)");
-  says(dense_fp8(512), "megatron", "megatron: no rule for model.layers.{layer}.self_attn.q_proj.weight");
-  says(dense_fp8(512), "jax", "jax: no rule for model.layers.{layer}.self_attn.q_proj.weight");
+  says(dense_fp8(512), "megatron", "megatron: no rule for model.layers.0.self_attn.q_proj.weight");
+  says(dense_fp8(512), "jax", "jax: no rule for model.layers.0.self_attn.q_proj.weight");
 }
 
 TEST(BlockScales, OfExpertsAndLatentAttention) {
