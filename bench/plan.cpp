@@ -23,6 +23,19 @@ constexpr PlanCase kCases[] = {
     {"plan.qwen3-30b-a3b.10k", "qwen3-30b-a3b", "fsdp=2500,tp=4", "vllm:tp=4,replicas=2500", false},
 };
 
+// Layouts of 256 ranks: one rank's holdings, and all ranks' one after the other.
+struct LayoutCase {
+  const char* name;
+  const char* model;
+  const char* spec;
+};
+constexpr LayoutCase kLayouts[] = {
+    {"layout.deepseek-v3", "deepseek-v3", "megatron:pp=16,ep=16,first=4,last=1"},
+    {"layout.deepseek-v3.engine", "deepseek-v3", "vllm:tp=32,dp=8,draft=skip"},
+    {"layout.gpt-oss-120b", "gpt-oss-120b", "megatron:pp=4,ep=64"},
+    {"layout.gpt-oss-120b.engine", "gpt-oss-120b", "vllm:tp=8,dp=32"},
+};
+
 plan::Options options_of(const PlanCase& c) {
   plan::Options out;
   out.partial = c.partial;
@@ -49,8 +62,33 @@ Result<double> timed(const PlanCase& c, int repeats, const Work& work) {
   return all[all.size() / 2];
 }
 
+// From the configuration's text on: reading it, making the layout, expanding.
+Status bench_layouts(const Options& options, std::vector<Row>& rows) {
+  for (const LayoutCase& c : kLayouts) {
+    REFIT_ASSIGN(const std::string config, model::builtin_config(c.model));
+    for (const bool all : {false, true}) {
+      std::vector<double> times;
+      for (int i = 0; i < options.repeats; ++i) {
+        const std::int64_t start = monotonic_ns();
+        REFIT_ASSIGN(const auto layout, model::rule_layout(config, c.spec));
+        std::size_t holdings = 0;
+        for (std::uint32_t r = 0; r < (all ? layout->world() : 1); ++r) {
+          REFIT_ASSIGN(const model::RankLayout rank, layout->expand(Rank(r)));
+          holdings += rank.holdings.size();
+        }
+        times.push_back(static_cast<double>(monotonic_ns() - start) * 1e-9);
+        if (holdings == 0) return Error(Code::kInternal, std::string(c.name) + ": nothing is held");
+      }
+      std::sort(times.begin(), times.end());
+      rows.push_back(seconds(std::string(c.name) + (all ? ".world" : ".rank"), times[times.size() / 2], c.spec));
+    }
+  }
+  return {};
+}
+
 Result<std::vector<Row>> bench_plan(const Options& options) {
   std::vector<Row> rows;
+  REFIT_TRY(bench_layouts(options, rows));
   for (const PlanCase& c : kCases) {
     const std::string what = std::string(c.from) + " -> " + c.to;
     if (c.rank) {
@@ -81,7 +119,8 @@ Result<std::vector<Row>> bench_plan(const Options& options) {
   return rows;
 }
 
-const Registration r("plan", "Plans of rule-made layouts: one rank's own, the world's, 10,000 + 10,000 ranks",
+const Registration r("plan",
+                     "Layouts from rules, and plans between them: one rank's own, the world's, 10,000 + 10,000 ranks",
                      bench_plan);
 
 }  // namespace

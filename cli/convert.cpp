@@ -57,17 +57,28 @@ Result<Ends> from_ranks(const ConvertArgs& args, const plan::Options& options) {
   return out;
 }
 
-Status run(const ConvertArgs& args, const Context& context) {
+struct Converted {
+  Ends ends;
+  ReshardReport report;
+};
+
+Result<Converted> converted(const ConvertArgs& args) {
   REFIT_ASSIGN(plan::Options options, args.sizes.options());
   options.values = true;
   REFIT_ASSIGN(const std::int64_t shard_bytes, parse_bytes(args.shard_bytes, "--shard-bytes"));
   REFIT_TRY(check_out(args.out));
-  const std::int64_t start = monotonic_ns();
   const bool checkpoint = args.from == "hf" || args.from.starts_with("hf:");
-  REFIT_ASSIGN(const Ends ends, checkpoint ? from_checkpoint(args, options) : from_ranks(args, options));
-  ParameterFiles files(*ends.target, ends.config, shard_bytes, options);
-  REFIT_ASSIGN(const ReshardReport report,
-               move_files(*ends.source, *ends.memory, *ends.target, files, args.out, options));
+  Converted out;
+  REFIT_ASSIGN(out.ends, checkpoint ? from_checkpoint(args, options) : from_ranks(args, options));
+  ParameterFiles files(*out.ends.target, out.ends.config, shard_bytes, options);
+  REFIT_ASSIGN(out.report, move_files(*out.ends.source, *out.ends.memory, *out.ends.target, files, args.out, options));
+  return out;
+}
+
+Status run(const ConvertArgs& args, const Context& context) {
+  const std::int64_t start = monotonic_ns();
+  REFIT_ASSIGN(const Converted done, converted(args));
+  const auto& [ends, report] = done;
   const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
   if (context.json) {
     fmt::print("{}\n", nlohmann::json{{"ok", true},
@@ -114,4 +125,16 @@ void setup_convert(CLI::App& app, Context& context) {
 REFIT_COMMAND("convert", setup_convert);
 
 }  // namespace
+
+Status convert_directory(const std::string& model, const std::string& from, const std::string& to,
+                         const std::string& out) {
+  ConvertArgs args;
+  args.model = model;
+  args.from = from;
+  args.to = to;
+  args.out = out;
+  REFIT_TRY(converted(args));
+  return {};
+}
+
 }  // namespace refit::cli

@@ -56,4 +56,8 @@ class ParameterFiles final : public TargetFiles {
   std::map<std::string, std::string> index_;  // tensor -> file, of a checkpoint in shards
 };
 
+// What `refit convert` does, with its default sizes.
+Status convert_directory(const std::string& model, const std::string& from, const std::string& to,
+                         const std::string& out);
+
 }  // namespace refit::cli

@@ -63,16 +63,13 @@ Status RuleLayout::activate_rows() {
     active.kind = row.kind;
     active.layers = config_.layers(row);
     if (active.layers.empty()) continue;
-    const auto rule = std::find_if(rules.begin(), rules.end(), [&](const SideRule& r) { return r.kind == row.kind; });
-    for (const Own& own : row.own)
-      if (own.side == side_->names) active.per = own.per, active.programs.push_back(own.program);
-    if (active.programs.empty() && rule != rules.end()) active.per = rule->per, active.programs = {rule->program};
-    if (active.programs.empty())
-      return Error(Code::kUnsupported, spec_.side + ": no rule for " + std::string(row.members[0].name))
-          .at_tensor(std::string(row.members[0].name));
+    REFIT_TRY(choose_rule(active, rules));
     REFIT_ASSIGN(active.symbols, config_.symbols_of(row));
     for (const auto& [key, value] : spec_.numbers) active.symbols.emplace(key, value);
     REFIT_ASSIGN(active.shapes, config_.shapes(row));
+    if (side_->engine) {
+      REFIT_ASSIGN(active.scaled, config_.scaled(row));
+    }
     active.experts = config_.experts(row);
     active.picks = active.per == Per::kExpert && active.experts == 1;
     active.stacks = std::any_of(active.programs[0].begin(), active.programs[0].end(),
@@ -88,6 +85,26 @@ Status RuleLayout::activate_rows() {
     next_slot += active.layers.size() * active.own_experts() * active.own_members() * active.copies();
     rows_.push_back(std::move(active));
   }
+  return {};
+}
+
+Status RuleLayout::choose_rule(ActiveRow& active, const std::vector<SideRule>& rules) const {
+  const Row& row = *active.row;
+  const std::string name = config_.name(row.members[0].name, active.layers[0], 0);
+  const auto take = [&](Names side) {
+    for (const Own& own : row.own)
+      if (own.side == side) active.per = own.per, active.programs.push_back(own.program);
+  };
+  take(side_->names);
+  if (active.programs.empty() && side_->engine) take(Names::kEngine);
+  const auto rule = std::find_if(rules.begin(), rules.end(), [&](const SideRule& r) { return r.kind == row.kind; });
+  if (active.programs.empty() && rule != rules.end()) active.per = rule->per, active.programs = {rule->program};
+  const std::string_view own_name = side_->names == Names::kMegatron ? row.megatron
+                                    : side_->names == Names::kJax    ? row.jax
+                                    : side_->names == Names::kSglang ? row.sglang
+                                                                     : std::string_view();
+  if (active.programs.empty() || own_name == kUnknownName)
+    return Error(Code::kUnsupported, spec_.side + ": no rule for " + name).at_tensor(name);
   return {};
 }
 
@@ -205,7 +222,10 @@ void RuleLayout::seal() {
     for (const Program& program : row.programs) rules.add_text(to_string(program));
     for (const std::string& name : row.names) rules.add_text(name);
     for (const ActiveRow::Copy& copy : row.extra) rules.add_text(copy.name);
-    for (const Member& m : row.row->members) rules.add_text(m.name).add_text(m.shape).add_text(m.dtype);
+    for (const Member& m : row.row->members) {
+      rules.add_text(m.name).add_text(m.shape).add_text(m.dtype);
+      if (!m.of.empty()) rules.add_text("of").add_text(m.of);
+    }
   }
   recipe_ = {std::string(config_.family->name), canonical_spec(spec_), hash128(config_.canonical), rules.finish()};
   Hasher all;
@@ -246,6 +266,12 @@ Result<RuleLayout::Template> RuleLayout::one_template(const ActiveRow& row, cons
                                                       std::size_t member) const {
   const std::string name(row.row->members[static_cast<std::size_t>(row.member_in(member))].name);
   auto made = run(row.programs[member], frame);
+  if (made.ok() && !row.scaled.empty()) {
+    std::vector<std::string_view> names;
+    for (const Member& m : row.row->members) names.push_back(m.name);
+    if (row.split()) names = {names[member]};
+    made = in_blocks(std::move(*made), config_.block(), frame.members, names);
+  }
   if (!made.ok()) {
     Error e = std::move(made).error();
     e.message = "SPEC '" + canonical_spec(spec_) + "': " + name + ": " + e.message;
@@ -269,8 +295,9 @@ Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow&
   const Interval picked = row.picks ? experts_at(row, at) : Interval{0, 1};
   for (std::int64_t e = picked.lo; e < picked.hi; ++e)
     for (std::size_t m = 0; m < row.own_members(); ++m) {
-      Frame frame{&row.symbols, &meshes_[row.grid], &at, row.shapes, experts, e};
-      if (row.split()) frame.members = {row.shapes[m]};
+      const std::vector<Dims>& shapes = row.scaled.empty() ? row.shapes : row.scaled;
+      Frame frame{&row.symbols, &meshes_[row.grid], &at, shapes, experts, e};
+      if (row.split()) frame.members = {shapes[m]};
       REFIT_ASSIGN(out.emplace_back(), one_template(row, frame, m));
     }
   return out;
@@ -286,7 +313,9 @@ Result<RuleLayout::Made> RuleLayout::make_all(Rank rank) const {
   out.stage = meshes_[0].part("pp", at[0]).index;
   for (const ActiveRow& row : rows_) {
     REFIT_ASSIGN(out.rows.emplace_back(), templates(row, at[row.grid]));
-    if (row.per == Per::kExpert) out.experts = experts_at(row, at[row.grid]);
+    if (row.per != Per::kExpert) continue;
+    out.experts = experts_at(row, at[row.grid]);
+    out.part = static_cast<std::size_t>(meshes_[row.grid].part("ep", at[row.grid]).index);
   }
   return out;
 }
@@ -349,26 +378,56 @@ Status RuleLayout::build_slots() {
     slot_of_[order[i]] = static_cast<std::uint32_t>(i);
     slots_.push_back(named[order[i]].second);
   }
+  sort_by_stage();
   // What the rules refuse, they refuse on rank 0 too; the sizes are checked again for each rank that is expanded.
   REFIT_TRY(offsets(made));
   return {};
 }
 
-Result<std::vector<std::int64_t>> RuleLayout::offsets(const Made& made) const {
-  std::vector<std::int64_t> out{0};
-  out.reserve(slots_.size() + 1);
-  for (const Slot& s : slots_) {
-    const Template* t = find(made, s);
-    const auto next = checked_add(out.back(), t ? t->elements * item_size(s.dtype) : 0);
+// Planning asks many ranks for their offsets, and a rank holds few of all slots where stages and experts are apart.
+void RuleLayout::sort_by_stage() {
+  for (std::uint32_t i = 0; i < slots_.size(); ++i) {
+    const Slot& s = slots_[i];
+    const ActiveRow& row = rows_[s.row];
+    const Spot& spot = s.copy > 0 ? row.extra[s.copy - 1].spot : row.spots[s.layer];
+    if (spot.stage < 0) continue;
+    const auto stage = static_cast<std::size_t>(spot.stage);
+    if (stages_.size() <= stage) stages_.resize(stage + 1);
+    std::vector<std::uint32_t>* list = &stages_[stage].everywhere;
+    if (row.per == Per::kExpert) {
+      const Coordinates first(meshes_[row.grid].axes().size(), 0);
+      const auto part = static_cast<std::size_t>(s.expert / std::max<std::int64_t>(1, experts_at(row, first).size()));
+      auto& parts = stages_[stage].of_part;
+      if (parts.size() <= part) parts.resize(part + 1);
+      list = &parts[part];
+    }
+    list->push_back(i);
+  }
+}
+
+Result<RuleLayout::Offsets> RuleLayout::offsets(const Made& made) const {
+  Offsets out;
+  if (const auto stage = static_cast<std::size_t>(made.stage); stage < stages_.size()) {
+    const StageSlots& own = stages_[stage];
+    static const std::vector<std::uint32_t> kNoSlots;
+    const auto& part = made.part < own.of_part.size() ? own.of_part[made.part] : kNoSlots;
+    out.slots.resize(own.everywhere.size() + part.size());
+    std::merge(own.everywhere.begin(), own.everywhere.end(), part.begin(), part.end(), out.slots.begin());
+  }
+  out.at.reserve(out.slots.size() + 1);
+  out.at.push_back(0);
+  for (std::uint32_t slot : out.slots) {
+    const Template* t = find(made, slots_[slot]);
+    const auto next = checked_add(out.at.back(), t ? t->elements * item_size(slots_[slot].dtype) : 0);
     if (!next) return Error(Code::kInvalid, "SPEC '" + canonical_spec(spec_) + "': one rank's weights pass 2^63 bytes");
-    out.push_back(*next);
+    out.at.push_back(*next);
   }
   return out;
 }
 
 Result<RankLayout> RuleLayout::expand(Rank rank) const {
   REFIT_ASSIGN(const Made made, make_all(rank));
-  REFIT_ASSIGN(const std::vector<std::int64_t> at, offsets(made));
+  REFIT_ASSIGN(const Offsets own, offsets(made));
   RankLayout out{.rank = rank, .host = host(rank), .buffers = {}, .holdings = {}, .parameters = {}};
   // Ordered before the holdings are made: these are small, holdings are not.
   struct Key {
@@ -378,15 +437,15 @@ Result<RankLayout> RuleLayout::expand(Rank rank) const {
     DType dtype;
   };
   std::vector<Key> keys;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& s = slots_[i];
+  for (std::size_t i = 0; i < own.slots.size(); ++i) {
+    const Slot& s = slots_[own.slots[i]];
     const Template* t = find(made, s);
     if (!t) continue;
     const std::int64_t item = item_size(s.dtype);
     for (const Template::Part& part : t->parts)
       keys.push_back({ids_[rows_[s.row].index(s.layer, part.expert >= 0 ? part.expert : s.expert, part.member)], &part,
-                      at[i] + part.lie.offset * item, item, s.dtype});
-    out.parameters.push_back({parameter_name(s), t->shape, s.dtype, 0, at[i], std::string(t->value)});
+                      own.at[i] + part.lie.offset * item, item, s.dtype});
+    out.parameters.push_back({parameter_name(s), t->shape, s.dtype, 0, own.at[i], std::string(t->value)});
   }
   std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
     if (a.tensor != b.tensor) return a.tensor < b.tensor;
@@ -407,28 +466,28 @@ Result<RankLayout> RuleLayout::expand(Rank rank) const {
          .dtype = k.dtype};
     for (std::int64_t& stride : h.strides) stride *= k.item;
   }
-  out.buffers.push_back({.name = "weights", .bytes = at.back(), .fill = 0, .file = {}});
+  out.buffers.push_back({.name = "weights", .bytes = own.at.back(), .fill = 0, .file = {}});
   return out;
 }
 
 Result<std::vector<Place>> RuleLayout::places(Rank rank, std::span<const TensorId> tensors) const {
   REFIT_ASSIGN(const Made made, make_all(rank));
-  REFIT_ASSIGN(const std::vector<std::int64_t> at, offsets(made));
+  REFIT_ASSIGN(const Offsets own, offsets(made));
   std::vector<Place> out;
   std::vector<std::pair<const Template::Part*, std::int64_t>> mine;  // parts of one tensor, with their offsets
   for (TensorId id : tensors) {
     const Ref& ref = refs_[id.value];
     const ActiveRow& row = rows_[ref.row];
     mine.clear();
-    const std::int64_t each = row.picks ? row.parameter_experts : 1;
-    for (std::int64_t e = 0; e < each; ++e)
+    const Interval experts = row.picks ? made.experts : Interval{0, 1};
+    for (std::int64_t e = experts.lo; e < experts.hi; ++e)
       for (std::size_t copy = 0; copy < row.copies(); ++copy) {
         const std::uint32_t slot = slot_of_[row.slot(ref.layer, row.picks ? e : ref.expert, ref.member, copy)];
         const Template* t = find(made, slots_[slot]);
         if (!t) continue;
         for (const Template::Part& part : t->parts_of(row.stacks ? ref.expert : -1))
           if (part.member == ref.member)
-            mine.emplace_back(&part, at[slot] + part.lie.offset * item_size(slots_[slot].dtype));
+            mine.emplace_back(&part, own.of(slot) + part.lie.offset * item_size(slots_[slot].dtype));
       }
     if (mine.size() < 2) {
       for (const auto& [part, offset] : mine) out.push_back({0, offset});

@@ -42,6 +42,7 @@ struct ActiveRow {
   std::vector<std::int64_t> layers;
   std::vector<Spot> spots;   // by layer
   std::vector<Dims> shapes;  // by member
+  std::vector<Dims> scaled;  // of block scales on a side that cuts them as their weights: the weights' shapes
   Symbols symbols;
   std::size_t grid = 0;                // mesh that places it
   std::int64_t experts = 1;            // tensors a member has in one layer
@@ -67,9 +68,10 @@ struct ActiveRow {
   // Parameters of one layer: experts, and members, that are not in one.
   std::size_t own_experts() const { return static_cast<std::size_t>(parameter_experts); }
   std::size_t own_members() const { return programs.size(); }
-  // A member that own member `m` holds.
+  // A member that own member `m` holds; the first for a parameter that holds none, whose dtype it shares.
   int member_in(std::size_t m) const {
-    return static_cast<int>(std::ranges::find(parameter_of, m) - parameter_of.begin());
+    const auto found = std::ranges::find(parameter_of, m);
+    return found == parameter_of.end() ? 0 : static_cast<int>(found - parameter_of.begin());
   }
   std::size_t slot(std::size_t layer, std::int64_t expert, int member, std::size_t which) const {
     const std::size_t e = stacked() ? 0 : static_cast<std::size_t>(expert),
@@ -146,10 +148,27 @@ class RuleLayout final : public Layout {
   struct Made {
     std::vector<std::vector<Template>> rows;  // by own member, and local expert where a row picks
     std::int64_t stage = 0;
-    Interval experts;  // of the rank, where experts are parameters of their own
+    Interval experts;      // of the rank, where experts are parameters of their own
+    std::size_t part = 0;  // which share of the experts that is
+  };
+  // Slots of one pipeline stage, in the order of the buffer: on all its ranks, and on those with one share of the
+  // experts.
+  struct StageSlots {
+    std::vector<std::uint32_t> everywhere;
+    std::vector<std::vector<std::uint32_t>> of_part;
+  };
+  // Where a rank's parameters begin.
+  struct Offsets {
+    std::vector<std::uint32_t> slots;  // ascending
+    std::vector<std::int64_t> at;      // by place in `slots`, and the end
+    std::int64_t of(std::uint32_t slot) const {
+      return at[static_cast<std::size_t>(std::ranges::lower_bound(slots, slot) - slots.begin())];
+    }
   };
 
   Status activate_rows();
+  // Its rule on this side. Errors: kUnsupported naming a tensor that the side has none for.
+  Status choose_rule(ActiveRow& active, const std::vector<SideRule>& rules) const;
   Status share_out(ActiveRow& active) const;
   Status place(ActiveRow& active) const;
   Status build_catalogue();
@@ -167,8 +186,8 @@ class RuleLayout final : public Layout {
   Interval experts_at(const ActiveRow& row, const Coordinates& at) const;
   // The array of a parameter on that rank; null when it lies elsewhere.
   const Template* find(const Made& made, const Slot& slot) const;
-  // Byte offset of each slot's parameter, and of the end.
-  Result<std::vector<std::int64_t>> offsets(const Made& made) const;
+  void sort_by_stage();
+  Result<Offsets> offsets(const Made& made) const;
   std::string parameter_name(const Slot& slot) const;
   struct RowShards;
   Result<RowShards> row_shards(const ActiveRow& row) const;
@@ -186,6 +205,7 @@ class RuleLayout final : public Layout {
   std::vector<Ref> refs_;               // by TensorId
   std::vector<Slot> slots_;             // in the order of the buffer
   std::vector<std::uint32_t> slot_of_;  // by ActiveRow::slot()
+  std::vector<StageSlots> stages_;
   Recipe recipe_;
   Hash128 digest_;
 

@@ -8,7 +8,8 @@ import struct
 
 import numpy as np
 
-DTYPES = {"BF16": np.uint16, "F32": np.float32}
+# NumPy has no eight-bit floats: their codes are held as signed bytes.
+DTYPES = {"BF16": np.uint16, "F32": np.float32, "U8": np.uint8, "F8_E4M3": np.int8}
 
 
 def attention(p, h, q, kv, hd, bias=(), norms=False, gated=False):
@@ -49,7 +50,8 @@ def dense(kind, **more):
     c = dict(model_type=kind, hidden_size=12, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, head_dim=6, intermediate_size=40, vocab_size=132) | more
     bias = "qkv" if kind == "qwen2" else ""
     four = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-    layers = [attention(f"model.layers.{i}.", 12, 8, 4, 6, bias, kind in ("qwen3", "gemma3_text")) | mlp(f"model.layers.{i}.mlp.", 12, 40) | norms(f"model.layers.{i}.", 12, four if kind == "gemma3_text" else four[:2]) for i in range(4)]
+    h, hd, width = c["hidden_size"], c["head_dim"], c["intermediate_size"]
+    layers = [attention(f"model.layers.{i}.", h, 8, 4, hd, bias, kind in ("qwen3", "gemma3_text")) | mlp(f"model.layers.{i}.mlp.", h, width) | norms(f"model.layers.{i}.", h, four if kind == "gemma3_text" else four[:2]) for i in range(4)]
     return c, model(dict(c, tie_word_embeddings=True) if kind == "gemma3_text" else c, layers)
 
 
@@ -59,8 +61,8 @@ def qwen3_moe():
     return c, model(c, layers)
 
 
-def latent(kind, q_lora=20, drafts=0):
-    c = dict(model_type=kind, hidden_size=12, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8, q_lora_rank=q_lora, kv_lora_rank=14, qk_nope_head_dim=6, qk_rope_head_dim=2, v_head_dim=4, intermediate_size=40, n_routed_experts=8, moe_intermediate_size=16, n_shared_experts=2, first_k_dense_replace=1, vocab_size=132, num_nextn_predict_layers=drafts)
+def latent(kind, q_lora=20, drafts=0, width=40):
+    c = dict(model_type=kind, hidden_size=12, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8, q_lora_rank=q_lora, kv_lora_rank=14, qk_nope_head_dim=6, qk_rope_head_dim=2, v_head_dim=4, intermediate_size=width, n_routed_experts=8, moe_intermediate_size=16, n_shared_experts=2, first_k_dense_replace=1, vocab_size=132, num_nextn_predict_layers=drafts)
 
     def layer(i):
         p = f"model.layers.{i}."
@@ -70,7 +72,7 @@ def latent(kind, q_lora=20, drafts=0):
         else:
             out[p + "self_attn.q_proj.weight"] = [64, 12]
         if i == 0:
-            return out | mlp(p + "mlp.", 12, 40)
+            return out | mlp(p + "mlp.", 12, width)
         return out | experts(p, 12, 16, 8) | mlp(p + "mlp.shared_experts.", 12, 32) | {p + "mlp.gate.e_score_correction_bias": [8]}
 
     layers = [layer(i) for i in range(4)]
@@ -127,11 +129,93 @@ def gpt_oss():
     return c, model(c, layers)
 
 
+def gpt_oss_blocks():
+    c, t = gpt_oss()
+    c |= dict(hidden_size=32, intermediate_size=96, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    layers = []
+    for i in range(4):
+        p = f"model.layers.{i}."
+        e = p + "mlp.experts."
+        layers.append(attention(p, 32, 8, 4, 6, "qkvo") | norms(p, 32) | {p + "self_attn.sinks": [8], p + "mlp.router.weight": [8, 32], p + "mlp.router.bias": [8], e + "gate_up_proj_bias": [8, 192], e + "down_proj_bias": [8, 32]})
+    out = model(c, layers)
+    for i in range(4):
+        e = f"model.layers.{i}.mlp.experts."
+        out |= {e + "gate_up_proj_blocks": ("U8", [8, 192, 1, 16]), e + "gate_up_proj_scales": ("U8", [8, 192, 1]), e + "down_proj_blocks": ("U8", [8, 32, 3, 16]), e + "down_proj_scales": ("U8", [8, 32, 3])}
+    return c, out
+
+
+def in_blocks(made, rows, columns):
+    """The FP8 form of a checkpoint: codes, and a scale for each block of a matrix."""
+    c, tensors = made
+    c = dict(c, quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [rows, columns]})
+    out = {}
+    for name, (dtype, shape) in tensors.items():
+        coded = name.endswith("proj.weight") or name.endswith("_with_mqa.weight")
+        if not coded or "eh_proj" in name:
+            out[name] = (dtype, shape)
+            continue
+        out |= {name: ("F8_E4M3", shape), name + "_scale_inv": ("F32", [-(-shape[0] // rows), -(-shape[1] // columns)])}
+    return c, out
+
+
+def gemma4(moe):
+    """Without experts: per-layer inputs, borrowed keys and a wide MLP; with them: neither, so that every side has it."""
+    h, full_hd, full_kv, width = 12, 10, 2, 8
+    c = dict(model_type="gemma4_text", hidden_size=h, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, head_dim=6, global_head_dim=full_hd, num_global_key_value_heads=full_kv, attention_k_eq_v=True, intermediate_size=40, vocab_size=132,
+             vocab_size_per_layer_input=140, hidden_size_per_layer_input=0 if moe else width, layer_types=["sliding_attention", "full_attention"] * 2, tie_word_embeddings=not moe)
+    c |= dict(enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=16) if moe else dict(num_kv_shared_layers=1, use_double_wide_mlp=True)
+    layers = []
+    for i in range(4):
+        p, full, borrows = f"model.layers.{i}.", i % 2 == 1, not moe and i == 3
+        out = attention(p, h, 8, full_kv if full else 4, full_hd if full else 6, norms=True)
+        for x in (["v_proj"] if full else []) + (["k_proj", "k_norm"] if borrows else []):
+            del out[p + f"self_attn.{x}.weight"]
+        out |= mlp(p + "mlp.", h, 80 if borrows else 40) | norms(p, h, ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")) | {p + "layer_scalar": [1]}
+        if moe:
+            out |= norms(p, h, ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"))
+            out |= {p + "router.proj.weight": [8, h], p + "router.scale": [h], p + "router.per_expert_scale": [8], p + "experts.gate_up_proj": [8, 32, h], p + "experts.down_proj": [8, h, 16]}
+        else:
+            out |= {p + "per_layer_input_gate.weight": [width, h], p + "per_layer_projection.weight": [h, width], p + "post_per_layer_input_norm.weight": [h]}
+        layers.append(out)
+    if not moe:
+        layers.append({"model.embed_tokens_per_layer.weight": [140, 4 * width], "model.per_layer_model_projection.weight": [4 * width, h], "model.per_layer_projection_norm.weight": [width]})
+    return c, model(c, layers)
+
+
+def nemotron(groups, latent_size=None):
+    h, nh, ph, n, k = 12, 8, 5, 3, 4
+    di, kinds = nh * ph, "M*-E"
+    c = dict(model_type="nemotron_h", hidden_size=h, num_hidden_layers=4, hybrid_override_pattern=kinds, num_attention_heads=8, num_key_value_heads=4, head_dim=6, intermediate_size=40, vocab_size=132, mamba_num_heads=nh, mamba_head_dim=ph,
+             ssm_state_size=n, n_groups=groups, conv_kernel=k, n_routed_experts=8, moe_intermediate_size=16, moe_shared_expert_intermediate_size=24, moe_latent_size=latent_size)
+    out = {"backbone.embeddings.weight": [132, h], "backbone.norm_f.weight": [h], "lm_head.weight": [132, h]}
+    for i, kind in enumerate(kinds):
+        p = f"backbone.layers.{i}."
+        m = p + "mixer."
+        out[p + "norm.weight"] = [h]
+        if kind == "M":
+            channels = di + 2 * groups * n
+            out |= {m + "in_proj.weight": [di + channels + nh, h], m + "conv1d.weight": [channels, 1, k], m + "conv1d.bias": [channels], m + "A_log": [nh], m + "D": [nh], m + "dt_bias": [nh], m + "norm.weight": [di], m + "out_proj.weight": [h, di]}
+        elif kind == "*":
+            out |= {n_.replace("self_attn.", "mixer."): s for n_, s in attention(p, h, 8, 4, 6).items()}
+        elif kind == "-":
+            out |= {m + "up_proj.weight": [40, h], m + "down_proj.weight": [h, 40]}
+        else:
+            inner = latent_size or h
+            out |= {m + "gate.weight": [8, h], m + "gate.e_score_correction_bias": [8], m + "shared_experts.up_proj.weight": [24, h], m + "shared_experts.down_proj.weight": [h, 24]}
+            if latent_size:
+                out |= {m + "fc1_latent_proj.weight": [inner, h], m + "fc2_latent_proj.weight": [h, inner]}
+            for j in range(8):
+                out |= {m + f"experts.{j}.up_proj.weight": [16, inner], m + f"experts.{j}.down_proj.weight": [inner, 16]}
+    return c, {name: ("F32" if name.endswith("e_score_correction_bias") else "BF16", s) for name, s in out.items()}
+
+
 FAMILIES = {
     "llama": dense("llama"), "llama tied": (lambda c, t: (dict(c, tie_word_embeddings=True), {n: s for n, s in t.items() if n != "lm_head.weight"}))(*dense("llama")),
     "qwen2": dense("qwen2"), "qwen3": dense("qwen3"), "gemma3": dense("gemma3_text"), "qwen3_moe": qwen3_moe(),
     "deepseek_v3": latent("deepseek_v3", drafts=1), "kimi_k2": latent("kimi_k2"), "deepseek without q-LoRA": latent("deepseek_v3", q_lora=None),
     "glm4_moe": glm(), "qwen3_next": delta("qwen3_next", True, drafts=1), "qwen3_5": delta("qwen3_5_text", False), "qwen3_5_moe": delta("qwen3_5_moe_text", True), "gpt_oss": gpt_oss(),
+    "gemma4": gemma4(False), "gemma4 moe": gemma4(True), "nemotron_h": nemotron(4, latent_size=10), "nemotron_h of one group": nemotron(1), "gpt_oss mxfp4": gpt_oss_blocks(),
+    "qwen3 fp8": in_blocks(dense("qwen3", hidden_size=24, head_dim=8, intermediate_size=64), 4, 8), "deepseek fp8": in_blocks(latent("deepseek_v3", width=64), 2, 4),
 }
 
 
@@ -142,7 +226,7 @@ def values(tensors, seed=11):
     for name, (dtype, shape) in sorted(tensors.items()):
         sign, exponent = rng.integers(0, 2, shape, np.uint16), rng.integers(120, 124, shape, np.uint16)
         bf16 = (sign << 15 | exponent << 7 | rng.integers(0, 128, shape, np.uint16)).astype(np.uint16)
-        out[name] = bf16 if dtype == "BF16" else rng.standard_normal(shape, np.float32)
+        out[name] = bf16 if dtype == "BF16" else rng.standard_normal(shape, np.float32) if dtype == "F32" else rng.integers(0, 256, shape, np.uint8).view(DTYPES[dtype])
     for name in out:
         if name.endswith("layers.4.embed_tokens.weight"):
             out[name] = out["model.embed_tokens.weight"]
@@ -154,7 +238,7 @@ def values(tensors, seed=11):
 def write_file(path, tensors):
     header, data = {}, bytearray()
     for name, a in sorted(tensors.items(), key=lambda x: (-x[1].itemsize, x[0])):
-        header[name] = {"dtype": {2: "BF16", 4: "F32"}[a.itemsize], "shape": list(a.shape), "data_offsets": [len(data), len(data) + a.nbytes]}
+        header[name] = {"dtype": next(d for d, t in DTYPES.items() if a.dtype == t), "shape": list(a.shape), "data_offsets": [len(data), len(data) + a.nbytes]}
         data += a.tobytes()
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -70,6 +70,9 @@ Status read_sizes(const json& config, const Family& family, ModelConfig& out, js
     const bool other = !k.also.empty() && given(config, k.also);
     if (!k.key.empty() && given(config, k.key)) {
       REFIT_ASSIGN(value, integer(config[std::string(k.key)], k.key, k.least));
+      if (!k.built && value > 0)
+        return Error(Code::kUnsupported, "config.json: " + std::string(k.key) + " is " + std::to_string(value) +
+                                             "; family " + std::string(family.name) + " is built for 0 only");
       if (other && config[std::string(k.also)] != config[std::string(k.key)])
         return bad(k.key, "and " + std::string(k.also) + " differ");
     } else if (other) {
@@ -108,6 +111,9 @@ Status read_flags(const json& config, const Family& family, ModelConfig& out, js
       if (!v.is_boolean()) return bad(f.key, "must be true or false, not " + short_text(v));
       value = v.get<bool>();
     }
+    if (value && !f.built)
+      return Error(Code::kUnsupported, "config.json: " + std::string(f.key) + " is true; family " +
+                                           std::string(family.name) + " is built for false only");
     out.symbols.emplace(f.symbol, value ? 1 : 0);
     kept[std::string(f.key)] = value;
   }
@@ -159,7 +165,23 @@ Status read_types(const json& config, const LayerTrait& trait, std::vector<bool>
   return {};
 }
 
+bool is_one_of(std::string_view text, std::string_view names) {
+  const auto all = split(names, '|');
+  return std::find(all.begin(), all.end(), text) != all.end();
+}
+
 Status read_pattern(const json& config, const LayerTrait& trait, std::vector<bool>& out, json& kept) {
+  if (!trait.list.empty() && given(config, trait.list)) {
+    const json& list = config[std::string(trait.list)];
+    if (!list.is_array() || list.size() < out.size())
+      return bad(trait.list, "must name the kind of each of the " + std::to_string(out.size()) + " layers");
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (!list[i].is_string()) return bad(trait.list, "must be a list of strings, not " + short_text(list[i]));
+      out[i] = is_one_of(list[i].get_ref<const std::string&>(), trait.names);
+    }
+    kept[std::string(trait.list)] = list;
+    return {};
+  }
   const json value = given(config, trait.key) ? config[std::string(trait.key)] : json();
   if (!value.is_string() || value.get_ref<const std::string&>().size() < out.size())
     return bad(trait.key,
@@ -170,11 +192,31 @@ Status read_pattern(const json& config, const LayerTrait& trait, std::vector<boo
   return {};
 }
 
+// Layers whose kind no trait of a pattern knows would silently have no tensors.
+Status check_pattern(const ModelConfig& config) {
+  std::vector<bool> known(static_cast<std::size_t>(config.size("L")), true);
+  std::string_view key;
+  for (const LayerTrait& trait : config.family->traits) {
+    if (trait.how != LayerTrait::How::kPattern) continue;
+    if (key.empty()) known.assign(known.size(), false);
+    key = trait.key;
+    const std::vector<bool>& has = config.traits.find(trait.name)->second;
+    for (std::size_t i = 0; i < known.size(); ++i) known[i] = known[i] || has[i];
+  }
+  for (std::size_t i = 0; i < known.size(); ++i)
+    if (!known[i])
+      return Error(Code::kUnsupported, "config.json: " + std::string(key) + ": layer " + std::to_string(i) +
+                                           " is of a kind that family " + std::string(config.family->name) +
+                                           " does not know");
+  return {};
+}
+
 Status read_traits(const json& config, ModelConfig& out, json& kept) {
   const auto layers = out.size("L");
   for (const LayerTrait& trait : out.family->traits) {
     std::vector<bool>& has = out.traits[trait.name];
     has.assign(static_cast<std::size_t>(layers), false);
+    if (!out.holds(trait.when)) continue;
     switch (trait.how) {
       case LayerTrait::How::kSparse:
         REFIT_TRY(read_sparse(config, has, kept));
@@ -186,6 +228,9 @@ Status read_traits(const json& config, ModelConfig& out, json& kept) {
           REFIT_ASSIGN(count, integer(config[std::string(trait.key)], trait.key, 0));
         }
         const bool from = trait.how == LayerTrait::How::kFrom;
+        if (!from && count >= layers)
+          return bad(trait.key,
+                     "is " + std::to_string(count) + ", must be less than num_hidden_layers " + std::to_string(layers));
         for (std::int64_t i = 0; i < layers; ++i)
           has[static_cast<std::size_t>(i)] = from ? i >= count : i >= layers - count;
         if (!trait.key.empty()) kept[std::string(trait.key)] = count;
@@ -198,8 +243,9 @@ Status read_traits(const json& config, ModelConfig& out, json& kept) {
         REFIT_TRY(read_pattern(config, trait, has, kept));
         break;
     }
+    if (trait.ends) has.back() = true;
   }
-  return {};
+  return check_pattern(out);
 }
 
 Status read_dtype(const json& config, ModelConfig& out, json& kept) {
@@ -219,6 +265,121 @@ Status read_dtype(const json& config, ModelConfig& out, json& kept) {
       return {};
     }
   return bad(key, "'" + std::string(name) + "' is none of bfloat16, float16, float32");
+}
+
+// A configuration may leave out the number of layers where it names the kind of each.
+void infer_layers(const Family& family, json& config) {
+  if (given(config, "num_hidden_layers")) return;
+  for (const LayerTrait& trait : family.traits) {
+    if (trait.how != LayerTrait::How::kPattern) continue;
+    if (!trait.list.empty() && given(config, trait.list) && config[std::string(trait.list)].is_array())
+      config["num_hidden_layers"] = config[std::string(trait.list)].size();
+    else if (given(config, trait.key) && config[std::string(trait.key)].is_string())
+      config["num_hidden_layers"] = config[std::string(trait.key)].get_ref<const std::string&>().size();
+    return;
+  }
+}
+
+// Values that some layers have for themselves become keys of the configuration: they must be the same in all layers of
+// the trait, and no other layer may have any. What cannot be read so is left for check_layer_keys.
+void read_layer_keys(const LayerKeys& keys, json& config) {
+  if (keys.key.empty() || !given(config, keys.key) || !config[std::string(keys.key)].is_object()) return;
+  for (const auto& [layer, values] : config[std::string(keys.key)].items()) {
+    if (!values.is_object()) continue;
+    for (const auto& [inner, outer] : keys.renamed)
+      if (given(values, inner) && !given(config, outer)) config[std::string(outer)] = values[std::string(inner)];
+  }
+}
+
+Status check_layer_keys(const LayerKeys& keys, const json& config, const ModelConfig& out) {
+  if (keys.key.empty() || !given(config, keys.key)) return {};
+  const auto refuse = [&](const std::string& what) {
+    return Error(Code::kUnsupported, "config.json: " + std::string(keys.key) + ": " + what);
+  };
+  const json& layers = config[std::string(keys.key)];
+  if (!layers.is_object()) return bad(keys.key, "must be an object, not " + short_text(layers));
+  const std::vector<bool>& has = out.traits.find(keys.trait)->second;
+  std::size_t seen = 0;
+  for (const auto& [layer, values] : layers.items()) {
+    const auto number = parse_number(layer);
+    if (!number || *number >= out.size("L") || !has[static_cast<std::size_t>(*number)])
+      return refuse("layer " + layer + " is none that has keys of its own");
+    ++seen;
+    if (!values.is_object()) return refuse("layer " + layer + " must have an object, not " + short_text(values));
+    for (const auto& [inner, value] : values.items()) {
+      const auto known = std::find_if(keys.renamed.begin(), keys.renamed.end(),
+                                      [&, name = std::string_view(inner)](const auto& r) { return r.first == name; });
+      if (known == keys.renamed.end()) return refuse("key '" + inner + "' of layer " + layer + " is not known");
+      if (value != config[std::string(known->second)])
+        return refuse(inner + " is " + short_text(value) + " in layer " + layer + ", elsewhere " +
+                      short_text(config[std::string(known->second)]));
+    }
+  }
+  if (seen != static_cast<std::size_t>(std::count(has.begin(), has.end(), true)))
+    return refuse("some layers with keys of their own are missing");
+  return {};
+}
+
+// "model.layers.12.mlp.up_proj" and "model.layers.{layer}.mlp.up_proj" alike: "model.layers.#.mlp.up_proj".
+std::string without_numbers(std::string_view name) {
+  std::string out;
+  for (std::string_view part : split(name, '.'))
+    out += (out.empty() ? "" : ".") + (part.starts_with('{') || parse_number(part) ? "#" : std::string(part));
+  return out;
+}
+
+// A list of modules that stay unquantised must not name one that the rows hold in codes.
+Status check_unquantised(const json& quantisation, const Family& family) {
+  for (const char* key : {"modules_to_not_convert", "ignored_layers"}) {
+    if (!given(quantisation, key)) continue;
+    if (!quantisation[key].is_array()) return bad("quantization_config." + std::string(key), "must be a list");
+    for (const json& entry : quantisation[key]) {
+      if (!entry.is_string()) return bad("quantization_config." + std::string(key), "must be a list of strings");
+      const std::string module = without_numbers(entry.get_ref<const std::string&>());
+      for (const Row& row : family.rows)
+        for (const Member& m : row.members)
+          if (!m.of.empty() && without_numbers(m.name) == module + ".weight_scale_inv")
+            return Error(Code::kUnsupported, "config.json: quantization_config." + std::string(key) + " names " +
+                                                 entry.get<std::string>() + ", which the rules hold in codes");
+    }
+  }
+  return {};
+}
+
+Status read_quantisation(const json& config, const Family& family, ModelConfig& out, json& kept) {
+  for (const Quantised& q : family.quantised) out.symbols.emplace(q.method, 0);
+  if (!given(config, "quantization_config")) return {};
+  const json& quantisation = config["quantization_config"];
+  if (!quantisation.is_object() || !given(quantisation, "quant_method") || !quantisation["quant_method"].is_string())
+    return bad("quantization_config", "must be an object with a quant_method");
+  const std::string method = quantisation["quant_method"];
+  std::string built;
+  for (const Quantised& q : family.quantised) {
+    built += (built.empty() ? "" : ", ") + std::string(q.method);
+    if (q.method != method) continue;
+    json keep{{"quant_method", method}};
+    if (q.blocks) {
+      const json& sizes = given(quantisation, "weight_block_size") ? quantisation["weight_block_size"] : json();
+      if (!sizes.is_array() || sizes.size() != 2)
+        return Error(Code::kUnsupported,
+                     "config.json: quantization_config without weight_block_size: two numbers; "
+                     "other granularities are not built");
+      REFIT_ASSIGN(out.symbols["bn"], integer(sizes[0], "quantization_config.weight_block_size", 1));
+      REFIT_ASSIGN(out.symbols["bk"], integer(sizes[1], "quantization_config.weight_block_size", 1));
+      keep["weight_block_size"] = sizes;
+      if (given(quantisation, "fmt") && quantisation["fmt"] != "e4m3")
+        return Error(Code::kUnsupported, "config.json: quantization_config.fmt is " + short_text(quantisation["fmt"]) +
+                                             "; only \"e4m3\" is built");
+    }
+    REFIT_TRY(check_unquantised(quantisation, family));
+    out.symbols[std::string(q.method)] = 1;
+    kept["quantization_config"] = keep;
+    return {};
+  }
+  return Error(Code::kUnsupported, "config.json: quantization_config says " + method + "; of family " +
+                                       std::string(family.name) + " " +
+                                       (built.empty() ? "only unquantised checkpoints are built"
+                                                      : "unquantised checkpoints and " + built + " are built"));
 }
 
 // Draft layers that a checkpoint has although its configuration is silent about them, or has not one tensor of although
@@ -311,8 +472,9 @@ bool ModelConfig::has_moe() const {
   return moe != traits.end() && std::find(moe->second.begin(), moe->second.end(), true) != moe->second.end();
 }
 bool ModelConfig::has_dense() const {
-  const auto moe = traits.find("moe");
-  return moe == traits.end() || std::find(moe->second.begin(), moe->second.end(), false) != moe->second.end();
+  return std::any_of(family->rows.begin(), family->rows.end(), [&](const Row& row) {
+    return row.kind == Kind::kMlpDown && row.members[0].shape == "H,I" && active(row) && !layers(row).empty();
+  });
 }
 
 DType ModelConfig::dtype_of(const Member& member) const {
@@ -336,9 +498,19 @@ Result<std::vector<Dims>> ModelConfig::shapes(const Row& row) const {
   return out;
 }
 
+Result<std::vector<Dims>> ModelConfig::scaled(const Row& row) const {
+  std::vector<Dims> out;
+  if (row.members[0].of.empty()) return out;
+  REFIT_ASSIGN(const Symbols own, symbols_of(row));
+  for (const Member& m : row.members) {
+    REFIT_ASSIGN(out.emplace_back(), evaluate_terms(m.of, own));
+  }
+  return out;
+}
+
 std::vector<std::pair<std::string, std::string>> ModelConfig::ties() const {
   std::vector<std::pair<std::string, std::string>> out;
-  if (flag("tied")) out.emplace_back(kEmbedding, kHead);
+  if (flag("tied")) out.emplace_back(family->embedding, kHead);
   for (const Tie& tie : family->ties)
     for (std::int64_t k = 0; holds(tie.when) && k < draft_layers(); ++k)
       out.emplace_back(tie.primary, name(tie.copy, size("L") + k, 0));
@@ -357,24 +529,25 @@ std::string ModelConfig::name(std::string_view pattern, std::int64_t layer, std:
 Result<ModelConfig> read_config(std::string_view config_json, const Catalogue* names) {
   json config = json::parse(config_json, nullptr, false);
   if (config.is_discarded() || !config.is_object()) return Error(Code::kInvalid, "config.json is not a JSON object");
-  if (given(config, "quantization_config"))
-    return Error(Code::kUnsupported,
-                 "config.json: quantization_config is set; rules describe unquantised checkpoints only");
   ModelConfig out;
   REFIT_ASSIGN(out.family, family_of(config));
   if (!out.family->nested.empty() && given(config, out.family->nested)) {
     json inner = config[std::string(out.family->nested)];
     if (!inner.is_object()) return bad(out.family->nested, "must be an object, not " + short_text(inner));
-    for (const char* key : {"tie_word_embeddings", "dtype", "torch_dtype"})
+    for (const char* key : {"tie_word_embeddings", "dtype", "torch_dtype", "quantization_config"})
       if (given(config, key) && !given(inner, key)) inner[key] = config[key];
     config = std::move(inner);
   }
   if (names) infer_drafts(*names, *out.family, config);
+  infer_layers(*out.family, config);
+  read_layer_keys(out.family->layer_keys, config);
   json kept{{"model_type", out.family->name}};
+  REFIT_TRY(read_quantisation(config, *out.family, out, kept));
   REFIT_TRY(read_sizes(config, *out.family, out, kept));
   REFIT_TRY(read_flags(config, *out.family, out, kept));
   REFIT_TRY(check_counts(out));
   REFIT_TRY(read_traits(config, out, kept));
+  REFIT_TRY(check_layer_keys(out.family->layer_keys, config, out));
   REFIT_TRY(read_dtype(config, out, kept));
   out.canonical = kept.dump();
   return out;

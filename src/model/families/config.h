@@ -35,6 +35,9 @@ struct ModelConfig {
   DType dtype_of(const Member& member) const;
   Result<Symbols> symbols_of(const Row& row) const;
   Result<std::vector<Dims>> shapes(const Row& row) const;  // by member
+  // Of a row of block scales: the shapes of the weights by member, and the elements of a block by axis. Else none.
+  Result<std::vector<Dims>> scaled(const Row& row) const;
+  Dims block() const { return {size("bn"), size("bk")}; }
   // Names that hold the same tensor, as (primary, copy).
   std::vector<std::pair<std::string, std::string>> ties() const;
   std::string name(std::string_view pattern, std::int64_t layer, std::int64_t expert) const;

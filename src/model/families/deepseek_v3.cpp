@@ -23,12 +23,14 @@ std::vector<Row> latent_rows() {
            .engine = REFIT_LAYER "self_attn.fused_qkv_a_proj.weight",
            .sglang = REFIT_LAYER "self_attn.fused_qkv_a_proj_with_mqa.weight",
            .megatron = REFIT_SELF "linear_q_down_proj.weight|" REFIT_SELF "linear_kv_down_proj.weight",
-           .own = {{Names::kEngine, Per::kRow, together}, {Names::kMegatron, Per::kTensor, cut_when_local}}},
+           .own = {{Names::kEngine, Per::kRow, together}, {Names::kMegatron, Per::kTensor, cut_when_local}},
+           .in_blocks = true},
           {.where = kLatentLayers,
            .when = "!ql",
            .members = {kv},
            .megatron = REFIT_SELF "linear_kv_down_proj.weight",
-           .own = {{Names::kMegatron, Per::kRow, cut_when_local}}}};
+           .own = {{Names::kMegatron, Per::kRow, cut_when_local}},
+           .in_blocks = true}};
 }
 
 std::vector<Row> attention_rows() {
@@ -36,7 +38,12 @@ std::vector<Row> attention_rows() {
                           REFIT_SELF "linear_q_up_proj.layer_norm_weight", REFIT_SELF "q_layernorm.weight", "ql");
   q_norm.when = "ql";
   const auto heads = [](std::string_view when, Member member, std::string_view megatron) {
-    return Row{.kind = Kind::kColumn, .where = kLatentLayers, .when = when, .members = {member}, .megatron = megatron};
+    return Row{.kind = Kind::kColumn,
+               .where = kLatentLayers,
+               .when = when,
+               .members = {member},
+               .megatron = megatron,
+               .in_blocks = true};
   };
   return {
       q_norm,
@@ -48,7 +55,8 @@ std::vector<Row> attention_rows() {
       {.kind = Kind::kRowParallel,
        .where = kLatentLayers,
        .members = {{REFIT_LAYER "self_attn.o_proj.weight", "H,Hq*dv"}},
-       .megatron = REFIT_SELF "linear_proj.weight"}};
+       .megatron = REFIT_SELF "linear_proj.weight",
+       .in_blocks = true}};
 }
 
 Family latent_table(std::string_view name) {
@@ -72,7 +80,7 @@ Family latent_table(std::string_view name) {
                     {"num_nextn_predict_layers", "mtp", "0", 0}},
           .flags = {{"tie_word_embeddings", "tied"}},
           .traits = {{.name = "moe", .how = LayerTrait::How::kFrom, .key = "first_k_dense_replace"}},
-          .rows = joined(
+          .rows = with_block_scales(joined(
               {{embedding(), final_norm(), head(),
                 norm(kLatentLayers, REFIT_LAYER "input_layernorm.weight", REFIT_DECODER "input_layernorm.weight")},
                latent_rows(),
@@ -81,11 +89,12 @@ Family latent_table(std::string_view name) {
                 post_attention_norm(kLatentMoe), router(kLatentMoe), correction_bias(kLatentMoe)},
                shared_experts(kLatentMoe),
                {expert_gate_up(kLatentMoe), expert_down(kLatentMoe)},
-               draft_rows()}),
+               draft_rows()})),
           .ties = {{kEmbedding, REFIT_LAYER "embed_tokens.weight"},
                    {kHead, REFIT_LAYER "shared_head.head.weight", "!tied"},
                    {kEmbedding, REFIT_LAYER "shared_head.head.weight", "tied"}},
-          .draft = "mtp"};
+          .draft = "mtp",
+          .quantised = {{.method = "fp8", .blocks = true}}};
 }
 
 }  // namespace

@@ -40,7 +40,11 @@ struct Member {
   std::string_view name;        // logical, with {layer} and {expert}; {mtp} counts draft layers from 0
   std::string_view shape;       // terms, e.g. "Hq*hd,H"
   std::string_view dtype = {};  // when it is not the model's
+  std::string_view of = {};     // of a tensor of block scales: the shape of the weight that it scales
 };
+
+// On a side where nobody knows what a tensor is called: the tensor is refused there by name.
+inline constexpr std::string_view kUnknownName = "-";
 
 // How many parameters a rule makes of a row.
 enum class Per : std::uint8_t {
@@ -51,7 +55,8 @@ enum class Per : std::uint8_t {
   kExpert,     // one for each expert of the rank, counted from 0 there
 };
 
-enum class Names : std::uint8_t { kFused, kEngine, kMegatron, kJax };
+// kSglang: where it differs from kEngine.
+enum class Names : std::uint8_t { kFused, kEngine, kSglang, kMegatron, kJax };
 
 // What one family does otherwise than its kind says, on one side. Several of one side and Per::kRow: a parameter each,
 // which together hold the members; the side's name then names each.
@@ -77,6 +82,7 @@ struct Row {
   std::vector<std::pair<std::string_view, std::string_view>> let = {};  // symbols that mean another term in this row
   std::vector<Own> own = {};
   bool first_stage = false;  // of the model's own rows: lies where the pipeline begins, not where it ends
+  bool in_blocks = false;    // matrices that FP8 checkpoints hold in codes with scales
 };
 
 // A key of config.json. `otherwise` is a term, "a/b", or empty when the key must be there. Without a key the number
@@ -87,11 +93,13 @@ struct ConfigKey {
   std::string_view otherwise = {};
   std::int64_t least = 1;
   std::string_view also = {};
+  bool built = true;  // false: only 0 is
 };
 struct ConfigFlag {
   std::string_view key;
   std::string_view symbol;
   bool otherwise = false;
+  bool built = true;  // false: a configuration that sets it is refused
 };
 
 // A yes or no for each layer.
@@ -101,15 +109,32 @@ struct LayerTrait {
     kFrom,     // layers from the number under `key` on
     kTail,     // the last `key` layers
     kTypes,    // the list under `key` has `value`; without it, every `step`-th layer has `last`
-    kPattern,  // the character of the string under `key` is one of `value`
+    kPattern,  // the character of the string under `key` is one of `value`; or the entry of the list under `list` is
+               // one of `names`
   };
   std::string_view name;
   How how = How::kSparse;
   std::string_view key = {};
   std::string_view value = {};
-  std::string_view step = {};  // key with the period, for kTypes
-  std::int64_t period = 0;     // when that key is missing too
-  bool last = true;            // the last layer of a period has the trait; else all others have
+  std::string_view step = {};              // key with the period, for kTypes
+  std::int64_t period = 0;                 // when that key is missing too
+  bool last = true;                        // the last layer of a period has the trait; else all others have
+  bool ends = false;                       // the last layer of all has it, whatever else is said
+  std::string_view when = {};              // flags without which no layer has it
+  std::string_view list = {}, names = {};  // of kPattern; names separated by '|'
+};
+
+// Keys whose values for the layers with `trait` stand in an object of their own, under the layers' numbers.
+struct LayerKeys {
+  std::string_view key;
+  std::string_view trait;
+  std::vector<std::pair<std::string_view, std::string_view>> renamed = {};  // inner key, key of this configuration
+};
+
+// A kind of quantised checkpoint that the rows describe.
+struct Quantised {
+  std::string_view method;  // quant_method of quantization_config, and flag
+  bool blocks = false;      // has weight_block_size: symbols bn, bk
 };
 
 // `copy` holds the same tensor as `primary` in checkpoints that have it.
@@ -135,6 +160,9 @@ struct Family {
   bool jax_cut = true;                         // whose matrices are cut over tp
   std::string_view jax_norm = ".scale";
   std::string_view nested = {};  // key of config.json under which the text model's keys may stand
+  std::string_view embedding = "model.embed_tokens.weight";  // that a tied head shares
+  LayerKeys layer_keys = {};
+  std::vector<Quantised> quantised = {};
 };
 
 inline constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kHead = "lm_head.weight";
@@ -151,6 +179,8 @@ const Family& qwen3_5_moe();
 const Family& gpt_oss();
 const Family& glm4_moe();
 const Family& gemma3();
+const Family& gemma4();
+const Family& nemotron_h();
 const std::vector<const Family*>& families();
 
 // Table fragments that several families share.
@@ -178,6 +208,9 @@ std::vector<Row> draft_rows();
 // A norm under the same name everywhere but in Megatron.
 Row norm(std::string_view where, std::string_view name, std::string_view megatron, std::string_view local = "",
          std::string_view shape = "H");
+// The rows of a family whose checkpoints may come in FP8: each row of matrices that these hold in codes, with codes'
+// dtype when they do, and beside it the row of its blocks' scales, placed as its blocks are.
+std::vector<Row> with_block_scales(std::vector<Row> rows);
 // All of `parts`, in order.
 std::vector<Row> joined(std::vector<std::vector<Row>> parts);
 }  // namespace rows

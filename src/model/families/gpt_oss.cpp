@@ -1,4 +1,5 @@
-// gpt-oss in bf16: attention with biases and sinks; experts stacked on disk, input-major, gate and up alternating.
+// gpt-oss: attention with biases and sinks; experts stacked on disk, gate and up alternating: in bf16 input-major, in
+// MXFP4 output-major, as blocks of 32 four-bit codes with a scale each.
 #include "model/families/family.h"
 
 #define REFIT_LAYER "model.layers.{layer}."
@@ -50,6 +51,44 @@ std::vector<Row> oss_experts() {
                   {load(0), pick(), width(0), permute("1,0")}),
       oss_stacked(REFIT_EXPERTS "down_proj_bias", "E,H", REFIT_VLLM "w2_bias", REFIT_EXPERTS "w2_weight_bias",
                   REFIT_GROUPED "linear_fc2.bias{expert}", {load(0), own, only("moe_tp")}, {load(0), pick()})};
+}
+
+// Whole blocks of the expert width go to each rank, as many to all but the last; what it lacks is fill. Codes lie two
+// to a byte, 16 bytes a block.
+std::vector<Row> oss_blocks() {
+  using namespace op;
+  const Op own = cut(0, CutRule::kLinear, "ep");
+  // `alike`: of an axis, what is one block's.
+  const auto width = [&](int axis, std::string_view alike) {
+    return Program{load(0), pad(axis, alike, "moe_tp"), cut(axis, CutRule::kEven, "moe_tp"), own};
+  };
+  const auto joined = [](Program program) {
+    program.push_back(merge(2));
+    return program;
+  };
+  const auto row = [](std::string_view name, std::string_view shape, std::string_view dtype, std::string_view vllm,
+                      std::string_view sglang, Program engine) {
+    Row out = oss_stacked(name, shape, vllm, sglang, kUnknownName, std::move(engine), {});
+    out.members[0].dtype = dtype;
+    return out;
+  };
+  return {row(REFIT_EXPERTS "gate_up_proj_blocks", "E,2*Im,H/32,16", "u8", REFIT_VLLM "w13_weight",
+              REFIT_EXPERTS "w13_weight", joined(width(1, "64"))),
+          row(REFIT_EXPERTS "gate_up_proj_scales", "E,2*Im,H/32", "u8", REFIT_VLLM "w13_weight_scale",
+              REFIT_EXPERTS "w13_weight_scale", width(1, "64")),
+          row(REFIT_EXPERTS "gate_up_proj_bias", "E,2*Im", "", REFIT_VLLM "w13_bias", REFIT_EXPERTS "w13_weight_bias",
+              width(1, "64")),
+          row(REFIT_EXPERTS "down_proj_blocks", "E,H,Im/32,16", "u8", REFIT_VLLM "w2_weight", REFIT_EXPERTS "w2_weight",
+              joined(width(2, "1"))),
+          row(REFIT_EXPERTS "down_proj_scales", "E,H,Im/32", "u8", REFIT_VLLM "w2_weight_scale",
+              REFIT_EXPERTS "w2_weight_scale", width(2, "1")),
+          row(REFIT_EXPERTS "down_proj_bias", "E,H", "", REFIT_VLLM "w2_bias", REFIT_EXPERTS "w2_weight_bias",
+              {load(0), own, only("moe_tp")})};
+}
+
+std::vector<Row> oss_when(std::string_view when, std::vector<Row> rows) {
+  for (Row& row : rows) row.when = when;
+  return rows;
 }
 
 std::vector<Row> oss_attention() {
@@ -104,7 +143,9 @@ const Family& gpt_oss() {
                             oss_attention(),
                             {rows::post_attention_norm(kMoeLayer)},
                             oss_router(),
-                            oss_experts()})};
+                            oss_when("!mxfp4", oss_experts()),
+                            oss_when("mxfp4", oss_blocks())}),
+      .quantised = {{.method = "mxfp4"}}};
   return family;
 }
 

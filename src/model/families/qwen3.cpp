@@ -10,10 +10,12 @@ const Family& qwen3() {
       .architecture = "Qwen3ForCausalLM",
       .sizes = dense_sizes(),
       .flags = {{"tie_word_embeddings", "tied"}, {"attention_bias", "attention_bias"}},
-      .rows = {embedding(), final_norm(), head(), input_norm(), qkv("", false), qkv("attention_bias", true),
-               output_projection(), output_bias("attention_bias"), head_norm("q"), head_norm("k"),
-               post_attention_norm(kEveryLayer), gate_up(kEveryLayer), down(kEveryLayer)},
-      .jax = true};
+      .rows = with_block_scales({embedding(), final_norm(), head(), input_norm(), qkv("", false),
+                                 qkv("attention_bias", true), output_projection(), output_bias("attention_bias"),
+                                 head_norm("q"), head_norm("k"), post_attention_norm(kEveryLayer), gate_up(kEveryLayer),
+                                 down(kEveryLayer)}),
+      .jax = true,
+      .quantised = {{.method = "fp8", .blocks = true}}};
   return family;
 }
 

@@ -17,11 +17,13 @@ const Family& qwen3_moe() {
       .sizes = sizes,
       .flags = {{"tie_word_embeddings", "tied"}, {"attention_bias", "attention_bias"}},
       .traits = {{.name = "moe", .how = LayerTrait::How::kSparse}},
-      .rows = {embedding(), final_norm(), head(), input_norm(), qkv("", false), qkv("attention_bias", true),
-               output_projection(), output_bias("attention_bias"), head_norm("q"), head_norm("k"),
-               post_attention_norm(kDenseLayer), gate_up(kDenseLayer), down(kDenseLayer),
-               post_attention_norm(kMoeLayer), router(), expert_gate_up(), expert_down()},
-      .jax = true};
+      .rows = with_block_scales({embedding(), final_norm(), head(), input_norm(), qkv("", false),
+                                 qkv("attention_bias", true), output_projection(), output_bias("attention_bias"),
+                                 head_norm("q"), head_norm("k"), post_attention_norm(kDenseLayer), gate_up(kDenseLayer),
+                                 down(kDenseLayer), post_attention_norm(kMoeLayer), router(), expert_gate_up(),
+                                 expert_down()}),
+      .jax = true,
+      .quantised = {{.method = "fp8", .blocks = true}}};
   return family;
 }
 

@@ -1,10 +1,61 @@
 // Rows that the Llama-like families share: the same names, shapes and placements.
+#include <mutex>
+#include <set>
+
 #include "model/families/family.h"
+#include "model/rules/symbols.h"
 
 #define REFIT_LAYER "model.layers.{layer}."
 #define REFIT_DECODER "decoder.layers.{layer}."
 
 namespace refit::model::rows {
+namespace {
+
+// Tables view their texts; those that are made from others live as long as the program.
+std::string_view kept(std::string text) {
+  static std::mutex mutex;
+  static std::set<std::string, std::less<>> texts;
+  const std::lock_guard lock(mutex);
+  return *texts.insert(std::move(text)).first;
+}
+
+// "a.weight|b.weight" as the names of their scales.
+std::string_view scales_of(std::string_view names) {
+  std::string out;
+  if (names.empty() || names == kUnknownName) return names;
+  for (std::string_view name : split(names, '|')) out += (out.empty() ? "" : "|") + std::string(name) + "_scale_inv";
+  return kept(std::move(out));
+}
+
+}  // namespace
+
+std::vector<Row> with_block_scales(std::vector<Row> rows) {
+  std::vector<Row> out;
+  for (Row& row : rows) {
+    if (!row.in_blocks) {
+      out.push_back(std::move(row));
+      continue;
+    }
+    Row codes = row;
+    row.when = kept(std::string(row.when) + (row.when.empty() ? "" : "&") + "!fp8");
+    codes.when = kept(std::string(codes.when) + (codes.when.empty() ? "" : "&") + "fp8");
+    codes.megatron = codes.megatron_local = codes.jax = kUnknownName;
+    Row scales = codes;
+    for (Member& m : codes.members) m.dtype = "f8_e4m3";
+    for (Member& m : scales.members) {
+      const auto axes = split(m.shape, ',');
+      m.name = scales_of(m.name);
+      m.of = m.shape;
+      m.shape = kept(std::string(axes[0]) + ":bn," + std::string(axes[1]) + ":bk");
+      m.dtype = "f32";
+    }
+    scales.engine = scales_of(scales.engine);
+    scales.sglang = scales_of(scales.sglang);
+    scales.fused = scales_of(scales.fused);
+    for (Row* each : {&row, &codes, &scales}) out.push_back(std::move(*each));
+  }
+  return out;
+}
 
 std::vector<ConfigKey> dense_sizes() {
   return {{"hidden_size", "H", ""},          {"num_hidden_layers", "L", ""},
@@ -51,14 +102,16 @@ Row qkv(std::string_view when, bool bias, std::string_view where) {
                       {REFIT_LAYER "self_attn.k_proj.weight", "Hkv*hd,H"},
                       {REFIT_LAYER "self_attn.v_proj.weight", "Hkv*hd,H"}},
           .engine = REFIT_LAYER "self_attn.qkv_proj.weight",
-          .megatron = REFIT_DECODER "self_attention.linear_qkv.weight"};
+          .megatron = REFIT_DECODER "self_attention.linear_qkv.weight",
+          .in_blocks = true};
 }
 
 Row output_projection(std::string_view where) {
   return {.kind = Kind::kRowParallel,
           .where = where,
           .members = {{REFIT_LAYER "self_attn.o_proj.weight", "H,Hq*hd"}},
-          .megatron = REFIT_DECODER "self_attention.linear_proj.weight"};
+          .megatron = REFIT_DECODER "self_attention.linear_proj.weight",
+          .in_blocks = true};
 }
 
 Row output_bias(std::string_view when) {
@@ -90,14 +143,16 @@ Row gate_up(std::string_view where) {
           .where = where,
           .members = {{REFIT_LAYER "mlp.gate_proj.weight", "I,H"}, {REFIT_LAYER "mlp.up_proj.weight", "I,H"}},
           .engine = REFIT_LAYER "mlp.gate_up_proj.weight",
-          .megatron = REFIT_DECODER "mlp.linear_fc1.weight"};
+          .megatron = REFIT_DECODER "mlp.linear_fc1.weight",
+          .in_blocks = true};
 }
 
 Row down(std::string_view where) {
   return {.kind = Kind::kMlpDown,
           .where = where,
           .members = {{REFIT_LAYER "mlp.down_proj.weight", "H,I"}},
-          .megatron = REFIT_DECODER "mlp.linear_fc2.weight"};
+          .megatron = REFIT_DECODER "mlp.linear_fc2.weight",
+          .in_blocks = true};
 }
 
 Row router(std::string_view where) {
@@ -117,7 +172,8 @@ Row expert_gate_up(std::string_view where) {
           .sglang = REFIT_LAYER "mlp.experts.w13_weight",
           .megatron = REFIT_DECODER "mlp.experts.linear_fc1.weight{expert}",
           .jax = REFIT_LAYER "mlp.experts.w1_EFD|" REFIT_LAYER "mlp.experts.w3_EFD",
-          .fused = REFIT_LAYER "mlp.experts.gate_up_proj"};
+          .fused = REFIT_LAYER "mlp.experts.gate_up_proj",
+          .in_blocks = true};
 }
 
 Row expert_down(std::string_view where) {
@@ -128,7 +184,8 @@ Row expert_down(std::string_view where) {
           .sglang = REFIT_LAYER "mlp.experts.w2_weight",
           .megatron = REFIT_DECODER "mlp.experts.linear_fc2.weight{expert}",
           .jax = REFIT_LAYER "mlp.experts.w2_EDF",
-          .fused = REFIT_LAYER "mlp.experts.down_proj"};
+          .fused = REFIT_LAYER "mlp.experts.down_proj",
+          .in_blocks = true};
 }
 
 // Routed with it, so it stays f32 whatever the model is.
@@ -146,11 +203,13 @@ std::vector<Row> shared_experts(std::string_view where) {
            .members = {{REFIT_LAYER "mlp.shared_experts.gate_proj.weight", "Is,H"},
                        {REFIT_LAYER "mlp.shared_experts.up_proj.weight", "Is,H"}},
            .engine = REFIT_LAYER "mlp.shared_experts.gate_up_proj.weight",
-           .megatron = REFIT_DECODER "mlp.shared_experts.linear_fc1.weight"},
+           .megatron = REFIT_DECODER "mlp.shared_experts.linear_fc1.weight",
+           .in_blocks = true},
           {.kind = Kind::kMlpDown,
            .where = where,
            .members = {{REFIT_LAYER "mlp.shared_experts.down_proj.weight", "H,Is"}},
-           .megatron = REFIT_DECODER "mlp.shared_experts.linear_fc2.weight"}};
+           .megatron = REFIT_DECODER "mlp.shared_experts.linear_fc2.weight",
+           .in_blocks = true}};
 }
 
 std::vector<Row> draft_rows() {

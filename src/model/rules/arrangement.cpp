@@ -213,6 +213,24 @@ Status squeeze(Arrangement& array, int axis) {
   return {};
 }
 
+// Row-major: a step on the outer axis is as many as the inner one is long.
+Status merge(Arrangement& array, int axis) {
+  const auto a = static_cast<std::size_t>(axis);
+  if (a + 1 >= array.shape.size()) return wrong("merge of the last axis");
+  const std::int64_t inner = array.shape[a + 1];
+  array.shape[a] *= inner;
+  array.shape.erase(array.shape.begin() + axis + 1);
+  for (Piece& p : array.pieces) {
+    p.base[a] = p.base[a] * inner + p.base[a + 1];
+    p.base.erase(p.base.begin() + axis + 1);
+    for (Piece::Place& place : p.places) {
+      if (place.axis == axis) place.step *= inner;
+      if (place.axis > axis) --place.axis;
+    }
+  }
+  return {};
+}
+
 // Runs a program; one method per kind of op.
 class Machine {
  public:
@@ -227,6 +245,11 @@ class Machine {
  private:
   Status step(const Op& op) {
     if (op.code == OpCode::kLoad) return load(op);
+    if (op.code == OpCode::kHole) {
+      REFIT_ASSIGN(const Dims shape, evaluate_terms(op.term, *frame_.symbols));
+      stack_.push_back({.shape = shape, .pieces = {}, .cast = {}, .value = {}});
+      return {};
+    }
     const bool joins = op.code == OpCode::kConcat || op.code == OpCode::kInterleave;
     if (stack_.empty() || (joins && (op.count < 1 || stack_.size() < static_cast<std::size_t>(op.count))))
       return wrong("takes more arrays than there are");
@@ -287,7 +310,10 @@ class Machine {
         if (!top().cast) return wrong("cast to an unknown dtype");
         return {};
       }
+      case OpCode::kMerge:
+        return merge(top(), op.axis);
       case OpCode::kLoad:
+      case OpCode::kHole:
         break;
     }
     return wrong("unknown op");
@@ -311,11 +337,12 @@ class Machine {
     return {};
   }
   Status pad(const Op& op) {
-    REFIT_ASSIGN(const std::int64_t multiple, evaluate_term(op.term, *frame_.symbols));
+    REFIT_ASSIGN(const std::int64_t each, evaluate_term(op.term, *frame_.symbols));
+    const auto multiple = checked_mul(each, frame_.mesh->part(op.cut.over, *frame_.at).count);
     std::int64_t& extent = top().shape[static_cast<std::size_t>(op.axis)];
-    const auto padded = multiple > 0 ? checked_mul(ceil_div(extent, multiple), multiple) : std::nullopt;
+    const auto padded = multiple && *multiple > 0 ? checked_mul(ceil_div(extent, *multiple), *multiple) : std::nullopt;
     if (!padded)
-      return Error(Code::kInvalid, "an axis padded to a multiple of " + std::to_string(multiple) + " passes 2^63");
+      return Error(Code::kInvalid, "an axis padded to a multiple of " + std::to_string(each) + " passes 2^63");
     extent = *padded;
     return {};
   }
@@ -396,6 +423,34 @@ Result<Interval> cut_interval(const Cut& cut, std::int64_t extent, Mesh::Part pa
 
 Result<Arrangement> run(const Program& program, const Frame& frame) { return Machine(program, frame).run(); }
 
+Result<Arrangement> in_blocks(Arrangement array, const Dims& blocks, const std::vector<Dims>& members,
+                              const std::vector<std::string_view>& names) {
+  if (array.shape.size() < blocks.size()) return wrong("blocks of fewer axes");
+  const std::size_t outer = array.shape.size() - blocks.size();  // a stack's own axis has no blocks
+  for (Piece& p : array.pieces) {
+    const auto member = static_cast<std::size_t>(p.member);
+    if (!p.view.is_trivial() || p.box.size() != blocks.size()) return wrong("blocks of a factored array");
+    for (std::size_t f = 0; f < blocks.size(); ++f) {
+      const std::int64_t block = blocks[f], full = members.at(member)[f];
+      std::int64_t& base = p.base[f + outer];
+      Interval& i = p.box[f];
+      if (p.places[f].axis != static_cast<int>(f + outer) || p.places[f].step != 1)
+        return wrong("blocks of a turned array");
+      // Only the tensor's own last block may be short; whatever follows it then begins inside a block.
+      if (i.lo % block != 0 || (i.hi % block != 0 && i.hi != full) || base % block != 0)
+        return Error(Code::kInvalid, std::string(names.at(member)) + ": " + (f == 0 ? "rows" : "columns") + " [" +
+                                         std::to_string(i.lo) + ", " + std::to_string(i.hi) + ") at " +
+                                         std::to_string(base) + " of the parameter are not whole blocks of " +
+                                         std::to_string(block));
+      i = {i.lo / block, ceil_div(i.hi, block)};
+      base /= block;
+      p.view.radices[f] = {ceil_div(full, block)};
+    }
+  }
+  for (std::size_t f = 0; f < blocks.size(); ++f) array.shape[f + outer] = ceil_div(array.shape[f + outer], blocks[f]);
+  return array;
+}
+
 Lie lie_of(const Piece& piece, const Dims& shape) {
   Dims axis_stride(shape.size(), 1);
   for (std::size_t a = shape.size(); a-- > 1;) axis_stride[a - 1] = axis_stride[a] * shape[a];
@@ -427,9 +482,9 @@ Lie lie_of(const Piece& piece, const Dims& shape) {
 }
 
 std::string to_string(const Program& program) {
-  static constexpr std::string_view kOps[] = {"load",    "view",       "component", "cut",  "pad",
-                                              "concat",  "interleave", "stack",     "pick", "only",
-                                              "permute", "squeeze",    "cast",      "value"};
+  static constexpr std::string_view kOps[] = {"load",       "view",  "component", "cut",  "pad",     "concat",
+                                              "interleave", "stack", "pick",      "only", "permute", "squeeze",
+                                              "cast",       "value", "hole",      "merge"};
   static constexpr std::string_view kCuts[] = {"even", "chunk", "block", "share", "linear", "robin"};
   std::string out;
   for (const Op& op : program) {

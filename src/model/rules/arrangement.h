@@ -46,6 +46,12 @@ struct Frame {
 // itself.
 Result<Arrangement> run(const Program& program, const Frame& frame);
 
+// An array of matrices' elements (joined, stacked) as the array of their blocks' scales: `blocks` holds elements by
+// axis, `members` and `names` are the matrices'. Errors: kInvalid naming the matrix when a part of it begins or ends
+// inside a block, since then two parts would share a scale.
+Result<Arrangement> in_blocks(Arrangement array, const Dims& blocks, const std::vector<Dims>& members,
+                              const std::vector<std::string_view>& names);
+
 // The interval that a part of a cut covers.
 Result<Interval> cut_interval(const Cut& cut, std::int64_t extent, Mesh::Part part, const Symbols& symbols);
 

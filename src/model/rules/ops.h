@@ -40,15 +40,17 @@ enum class OpCode : std::uint8_t {
   kSqueeze,
   kCast,
   kValue,
+  kHole,
+  kMerge,
 };
 
 struct Op {
   OpCode code = OpCode::kLoad;
   int axis = 0;
   int count = 0;  // kLoad: member of the row; kComponent: which; kConcat, kInterleave: arrays taken
-  Cut cut = {};   // kCut, kOnly; kComponent: the groups in `units`
-  std::string_view term =
-      {};  // kView: radices; kComponent: sizes; kPad: multiple; kPermute: order; kCast, kValue: name
+  Cut cut = {};   // kCut, kOnly; kComponent: the groups in `units`; kPad: `over`
+  // kView: radices; kComponent: sizes; kPad: multiple; kPermute: order; kCast, kValue: name; kHole: shape
+  std::string_view term = {};
 };
 using Program = std::vector<Op>;
 
@@ -65,8 +67,15 @@ inline Op component(int axis, int k, std::string_view sizes, std::string_view gr
 inline Op cut(int axis, CutRule rule, std::string_view over, std::string_view units = "") {
   return {.code = OpCode::kCut, .axis = axis, .cut = {rule, over, units}};
 }
-// Lengthen an axis to a multiple; no holding lies there, so the buffer's fill is what it reads.
-inline Op pad(int axis, std::string_view multiple) { return {.code = OpCode::kPad, .axis = axis, .term = multiple}; }
+// Lengthen an axis to a multiple, for each of the parts of `over`; no holding lies there, so the buffer's fill is what
+// it reads.
+inline Op pad(int axis, std::string_view multiple, std::string_view over = "") {
+  return {.code = OpCode::kPad, .axis = axis, .cut = {.over = over}, .term = multiple};
+}
+// Push an array that nothing fills: memory that a framework allocates and no tensor has values for.
+inline Op hole(std::string_view shape) { return {.code = OpCode::kHole, .term = shape}; }
+// An axis and the next one become one.
+inline Op merge(int axis) { return {.code = OpCode::kMerge, .axis = axis}; }
 inline Op concat(int axis, int count) { return {.code = OpCode::kConcat, .axis = axis, .count = count}; }
 // Factored arrays with one outer extent: step g holds slice g of each, in order.
 inline Op interleave(int axis, int count) { return {.code = OpCode::kInterleave, .axis = axis, .count = count}; }

@@ -24,18 +24,32 @@ std::optional<std::int64_t> parse_number(std::string_view text) {
 
 namespace {
 
+Result<std::int64_t> evaluate_name(std::string_view name, const Symbols& symbols) {
+  if (const auto number = parse_number(name)) return *number;
+  const auto found = symbols.find(name);
+  if (found == symbols.end())
+    return Error(Code::kInternal, "rule table names an unknown size '" + std::string(name) + "'");
+  return found->second;
+}
+
+// A name or number, or one divided by others.
+Result<std::int64_t> evaluate_factor(std::string_view factor, const Symbols& symbols) {
+  const auto parts = split(factor, '/');
+  REFIT_ASSIGN(std::int64_t value, evaluate_name(parts[0], symbols));
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    REFIT_ASSIGN(const std::int64_t divisor, evaluate_name(parts[i], symbols));
+    if (divisor < 1 || value % divisor != 0)
+      return Error(Code::kInvalid, "size " + std::string(factor) + ": " + std::to_string(value) +
+                                       " does not divide by " + std::to_string(divisor));
+    value /= divisor;
+  }
+  return value;
+}
+
 Result<std::int64_t> evaluate_product(std::string_view term, const Symbols& symbols) {
   std::int64_t product = 1;
   for (std::string_view part : split(term, '*')) {
-    std::int64_t value = 0;
-    if (const auto number = parse_number(part)) {
-      value = *number;
-    } else {
-      const auto found = symbols.find(part);
-      if (found == symbols.end())
-        return Error(Code::kInternal, "rule table names an unknown size '" + std::string(part) + "'");
-      value = found->second;
-    }
+    REFIT_ASSIGN(const std::int64_t value, evaluate_factor(part, symbols));
     const auto next = checked_mul(product, value);
     if (!next) return Error(Code::kInvalid, "size " + std::string(term) + " passes 2^63");
     product = *next;
@@ -47,13 +61,17 @@ Result<std::int64_t> evaluate_product(std::string_view term, const Symbols& symb
 
 Result<std::int64_t> evaluate_term(std::string_view term, const Symbols& symbols) {
   std::int64_t sum = 0;
-  for (std::string_view part : split(term, '+')) {
+  const auto sides = split(term, ':');
+  for (std::string_view part : split(sides[0], '+')) {
     REFIT_ASSIGN(const std::int64_t product, evaluate_product(part, symbols));
     const auto next = checked_add(sum, product);
     if (!next) return Error(Code::kInvalid, "size " + std::string(term) + " passes 2^63");
     sum = *next;
   }
-  return sum;
+  if (sides.size() == 1) return sum;
+  REFIT_ASSIGN(const std::int64_t block, evaluate_factor(sides[1], symbols));
+  if (block < 1) return Error(Code::kInvalid, "size " + std::string(term) + " has blocks of nothing");
+  return ceil_div(sum, block);
 }
 
 Result<Dims> evaluate_terms(std::string_view terms, const Symbols& symbols) {

@@ -15,8 +15,9 @@ using Symbols = std::map<std::string, std::int64_t, std::less<>>;
 
 std::vector<std::string_view> split(std::string_view text, char separator);
 
-// Sum of products of symbols and integers, e.g. "Hq*dn+Hq*dr". Errors: kInvalid on overflow; an unknown symbol is a
-// mistake in a table.
+// Sum of products of symbols and integers, e.g. "Hq*dn+Hq*dr". "a/b" must divide; "sum:b" is the number of blocks of b
+// that hold the sum, the last perhaps short. Errors: kInvalid on overflow and when a division leaves a rest; an unknown
+// symbol is a mistake in a table.
 Result<std::int64_t> evaluate_term(std::string_view term, const Symbols& symbols);
 // Terms separated by commas.
 Result<Dims> evaluate_terms(std::string_view terms, const Symbols& symbols);

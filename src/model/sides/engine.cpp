@@ -55,6 +55,10 @@ Status engine_check(std::string_view label, const Spec& spec, const ModelConfig&
       return Error(Code::kInvalid, std::string(label) + ": num_key_value_heads " + std::to_string(kv) +
                                        " and tp=" + std::to_string(tp) + ": neither divides the other");
   }
+  if (config.has("G")) {
+    REFIT_TRY(must_divide(label, config.key("nh"), config.size("nh"), "tp", tp));
+    if (config.size("G") > 1) REFIT_TRY(must_divide(label, config.key("G"), config.size("G"), "tp", tp));
+  }
   if (config.has("Hk")) REFIT_TRY(must_divide(label, config.key("Hk"), config.size("Hk"), "tp", tp));
   if (config.has("I") && config.has_dense())
     REFIT_TRY(must_divide(label, "intermediate_size", config.size("I"), mlp, mlp == "tp" ? tp : width));

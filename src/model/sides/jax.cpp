@@ -1,6 +1,8 @@
 // jax: Flax NNX trees. Linear kernels are (in, out), so matrices are transposed; embeddings and norms keep their bytes;
 // experts are stacked in torch's order. Column-parallel kernels are cut on their second axis, row-parallel ones on
 // their first, experts over ep and by width.
+#include <algorithm>
+
 #include "model/sides/side.h"
 
 namespace refit::model {
@@ -52,7 +54,10 @@ Status jax_check(const Spec& spec, const ModelConfig& config) {
     return Error(Code::kInvalid, "jax: ep=" + std::to_string(ep) + " needs experts, and this model has none");
   if (config.has_moe()) {
     REFIT_TRY(must_divide("jax", config.key("E"), config.size("E"), "ep", ep));
-    REFIT_TRY(must_divide("jax", config.key("Im"), config.size("Im"), "tp", tp));
+    // Stacked experts lie whole on every rank.
+    const auto& rows = config.family->rows;
+    if (std::any_of(rows.begin(), rows.end(), [](const Row& row) { return is_per_expert(row.kind); }))
+      REFIT_TRY(must_divide("jax", config.key("Im"), config.size("Im"), "tp", tp));
   }
   if (config.family->jax_cut && config.has_dense())
     REFIT_TRY(must_divide("jax", "intermediate_size", config.size("I"), "tp", tp));

@@ -130,8 +130,8 @@ std::vector<std::pair<std::string_view, std::string_view>> megatron_copies(const
                                                                            const ModelConfig& config) {
   std::vector<std::pair<std::string_view, std::string_view>> out;
   if (spec.number("pp") == 1) return out;
-  if (config.flag("tied")) out.emplace_back(kEmbedding, "output_layer.weight");
-  if (config.draft_layers() > 0) out.emplace_back(kEmbedding, "embedding.word_embeddings.weight");
+  if (config.flag("tied")) out.emplace_back(config.family->embedding, "output_layer.weight");
+  if (config.draft_layers() > 0) out.emplace_back(config.family->embedding, "embedding.word_embeddings.weight");
   return out;
 }
 
@@ -147,6 +147,10 @@ Status megatron_check(const Spec& spec, const ModelConfig& config) {
     if (!qkv_rows) return Error(Code::kInvalid, "megatron: the rows of linear_qkv pass 2^63");
     REFIT_TRY(must_divide(
         "megatron", "linear_qkv rows (num_attention_heads + 2*num_key_value_heads) * head_dim =", *qkv_rows, "tp", tp));
+  }
+  if (config.has("G")) {
+    REFIT_TRY(must_divide("megatron", config.key("nh"), config.size("nh"), "tp", tp));
+    REFIT_TRY(must_divide("megatron", config.key("G"), config.size("G"), "tp", tp));
   }
   if (config.has("Hk")) REFIT_TRY(must_divide("megatron", config.key("Hk"), config.size("Hk"), "tp", tp));
   if (config.has("I") && config.has_dense())

@@ -21,7 +21,13 @@ Status vllm_check(const Spec& spec, const ModelConfig& config) {
     return Error(Code::kInvalid, "vllm: ep=" + std::to_string(ep) + " must be 1 or dp*tp = " + std::to_string(width));
   if (round_robin(spec) && ep == 1) return Error(Code::kInvalid, "vllm: placement=round_robin needs ep of at least 2");
   REFIT_TRY(engine_check("vllm", spec, config, "tp", width));
-  if (ep == 1 && config.has_moe()) REFIT_TRY(must_divide("vllm", config.key("Im"), config.size("Im"), "dp*tp", width));
+  for (const Row& row : config.family->rows)
+    if (round_robin(spec) && row.kind == Kind::kStacked && config.active(row))
+      return Error(Code::kUnsupported, "vllm: placement=round_robin is not built for family " +
+                                           std::string(config.family->name) + ", whose checkpoints stack the experts");
+  // Blocks of four-bit codes are cut whole, the last part short.
+  if (ep == 1 && config.has_moe() && !config.flag("mxfp4"))
+    REFIT_TRY(must_divide("vllm", config.key("Im"), config.size("Im"), "dp*tp", width));
   return {};
 }
 

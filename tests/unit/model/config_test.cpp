@@ -23,17 +23,19 @@ std::string with(const std::string& key, const std::string& value) {
 INSTANTIATE_TEST_SUITE_P(
     Cases, Config,
     testing::Values(
-        ConfigCase{"", "not a JSON object"}, ConfigCase{"[1]", "not a JSON object"}, ConfigCase{"{\"model_type\":", "not a JSON object"},
-        ConfigCase{"{}", "model_type is missing"}, ConfigCase{with("model_type", "7"), "model_type must be a string"},
+        ConfigCase{"", "not a JSON object"}, ConfigCase{"[1]", "not a JSON object"},
+        ConfigCase{"{\"model_type\":", "not a JSON object"}, ConfigCase{"{}", "model_type is missing"},
+        ConfigCase{with("model_type", "7"), "model_type must be a string"},
         ConfigCase{with("model_type", "\"gpt2\""),
-             "unsupported: config.json: no rules for model_type 'gpt2' (built: llama, qwen2, qwen3, qwen3_moe, "},
+                   "unsupported: config.json: no rules for model_type 'gpt2' (built: llama, qwen2, qwen3, qwen3_moe, "},
         ConfigCase{with("architectures", "[\"LlamaForSequenceClassification\"]"),
-             "architectures names LlamaForSequenceClassification"},
+                   "architectures names LlamaForSequenceClassification"},
         ConfigCase{R"({"model_type":"llama"})", "hidden_size is missing"},
         ConfigCase{with("hidden_size", "\"8\""), "hidden_size must be an integer"},
         ConfigCase{with("hidden_size", "8.5"), "hidden_size must be an integer"},
         ConfigCase{with("hidden_size", "null"), "hidden_size is missing"},
-        ConfigCase{with("hidden_size", "-8"), "hidden_size is -8"}, ConfigCase{with("hidden_size", "0"), "hidden_size is 0"},
+        ConfigCase{with("hidden_size", "-8"), "hidden_size is -8"},
+        ConfigCase{with("hidden_size", "0"), "hidden_size is 0"},
         ConfigCase{with("hidden_size", "9223372036854775807"), "hidden_size is 9223372036854775807, more than"},
         ConfigCase{with("hidden_size", "18446744073709551615"), "hidden_size is 18446744073709551615, more than"},
         ConfigCase{with("num_hidden_layers", "2147483647"), "num_hidden_layers 2147483647 makes more than"},
@@ -42,7 +44,9 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigCase{with("tie_word_embeddings", "\"yes\""), "tie_word_embeddings must be true or false"},
         ConfigCase{with("torch_dtype", "\"int8\""), "torch_dtype 'int8' is none of"},
         ConfigCase{with("torch_dtype", "16"), "torch_dtype must be a string"},
-        ConfigCase{with("quantization_config", R"({"bits":4})"), "quantization_config is set"},
+        ConfigCase{with("quantization_config", R"({"bits":4})"), "must be an object with a quant_method"},
+        ConfigCase{with("quantization_config", R"({"quant_method":"gptq"})"),
+                   "says gptq; of family llama only unquantised checkpoints are built"},
         ConfigCase{
             R"({"model_type":"llama","hidden_size":10,"num_hidden_layers":1,"num_attention_heads":4,"intermediate_size":8,"vocab_size":9})",
             "hidden_size 10 does not divide by num_attention_heads 4"},
@@ -52,12 +56,13 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigCase{config({.type = "qwen3_moe"}), "num_experts is missing"},
         ConfigCase{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"num_local_experts":8)"}),
              "num_experts and num_local_experts differ"},
-        ConfigCase{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"decoder_sparse_step":0)"}),
-             "decoder_sparse_step is 0"},
+        ConfigCase{
+            config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"decoder_sparse_step":0)"}),
+            "decoder_sparse_step is 0"},
         ConfigCase{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":[-1])"}),
-             "mlp_only_layers is -1"},
+                   "mlp_only_layers is -1"},
         ConfigCase{config({.type = "qwen3_moe", .experts = 4, .expert_width = 2, .more = R"(,"mlp_only_layers":{})"}),
-             "mlp_only_layers must be a list"}));
+                   "mlp_only_layers must be a list"}));
 
 TEST(ConfigDefaults, DerivedAndForeignKeys) {
   // head_dim from the sizes, KV heads as many as query heads, foreign keys ignored, "dtype" as newer files write it.

@@ -6,27 +6,6 @@ namespace {
 
 const std::string kHfLayer = "model.layers.0.", kMegatronSelf = "decoder.layers.0.self_attention.";
 
-// "q3 k0 …": tensors by the first matching part of their names, and their rows.
-using Short = std::vector<std::pair<std::string, std::string>>;
-std::string words(const Layout& layout, std::uint32_t rank, const std::string& parameter, const Short& names) {
-  const Dims shape = shape_of(layout, rank, parameter);
-  std::int64_t width = 1;
-  for (std::size_t a = 1; a < shape.size(); ++a) width *= shape[a];
-  const auto all = contents(layout, rank, parameter);
-  std::string out;
-  for (std::size_t i = 0; i < all.size(); i += static_cast<std::size_t>(width)) {
-    std::string word = "-";
-    if (all[i] != ".") {
-      const std::size_t open = all[i].find('[');
-      for (const auto& [part, brief] : names)
-        if (word == "-" && all[i].substr(0, open).find(part) != std::string::npos) word = brief;
-      word += std::to_string(std::stoll(all[i].substr(open + 1)) / width);
-    }
-    out += (out.empty() ? "" : " ") + word;
-  }
-  return out;
-}
-
 std::string next_config(const std::string& more) {
   return R"({"model_type":"qwen3_next","hidden_size":3,"num_hidden_layers":2,"num_attention_heads":4,
              "num_key_value_heads":2,"head_dim":2,"vocab_size":128,"intermediate_size":8,"num_experts":4,

@@ -90,6 +90,48 @@ inline std::string gemma3_config(Random& random, std::int64_t equal) {
   return c.done();
 }
 
+inline std::string gemma4_config(Random& random, std::int64_t equal) {
+  ConfigText c("gemma4_text", random, equal);
+  const std::int64_t layers = pick(random, {2, 4});
+  c.size("hidden_size", {12, 14, 20, 22}).set("num_hidden_layers", layers).set("num_attention_heads", 4);
+  c.set("num_key_value_heads", pick(random, {2, 4})).set("num_global_key_value_heads", pick(random, {1, 2}));
+  c.size("head_dim", {2, 6}).size("global_head_dim", {10, 26}).size("intermediate_size", {24, 40});
+  c.size("vocab_size", {66, 130}).size("vocab_size_per_layer_input", {70, 140});
+  c.set("hidden_size_per_layer_input", random() % 2 == 0 ? 0 : equal ? equal : 8);
+  // Megatron has no place for borrowed keys, nor for per-layer inputs: half of the draws are without.
+  c.set("num_kv_shared_layers", pick(random, {0, 1})).maybe("attention_k_eq_v").maybe("use_double_wide_mlp");
+  if (random() % 2 == 0)
+    c.raw("enable_moe_block", "true").size("num_experts", {4, 8}).size("moe_intermediate_size", {16, 32});
+  std::string types;
+  for (std::int64_t i = 0; i < layers; ++i)
+    types += std::string(i ? "," : "") +
+             (i + 1 == layers || random() % 2 == 0 ? "\"full_attention\"" : "\"sliding_attention\"");
+  return c.raw("layer_types", "[" + types + "]").maybe("tie_word_embeddings").done();
+}
+
+inline std::string nemotron_config(Random& random, std::int64_t equal) {
+  ConfigText c("nemotron_h", random, equal);
+  std::string pattern = "M*-E";
+  for (std::uint64_t i = random() % 2 * 4; i > 0; --i) pattern += "M*-E"[random() % 4];
+  c.size("hidden_size", {12, 14, 20, 22}).set("num_hidden_layers", static_cast<std::int64_t>(pattern.size()));
+  c.raw("hybrid_override_pattern", "\"" + pattern + "\"").set("num_attention_heads", 4);
+  c.set("num_key_value_heads", pick(random, {2, 4})).size("head_dim", {2, 6}).size("intermediate_size", {24, 40});
+  c.set("mamba_num_heads", equal ? 16 : 8).size("mamba_head_dim", {3, 5}).size("ssm_state_size", {2, 7});
+  c.set("n_groups", pick(random, {1, 2, 8})).size("conv_kernel", {4}).maybe("use_conv_bias");
+  c.size("n_routed_experts", {4, 8}).size("moe_intermediate_size", {16, 32}).size("vocab_size", {66, 130});
+  c.size("moe_shared_expert_intermediate_size", {48, 56});
+  if (random() % 2 == 0) c.size("moe_latent_size", {9, 11});
+  return c.done();
+}
+
+inline std::string oss_blocks_config(Random& random, std::int64_t equal) {
+  ConfigText c("gpt_oss", random, equal ? 64 : 0);
+  c.size("hidden_size", {32, 96}).set("num_hidden_layers", pick(random, {1, 2}));
+  c.set("num_attention_heads", equal ? 4 : 8).set("num_key_value_heads", pick(random, {2, 4})).set("head_dim", 6);
+  c.size("intermediate_size", {64, 96, 160}).set("num_local_experts", pick(random, {4, 8})).set("vocab_size", 66);
+  return c.raw("quantization_config", R"({"quant_method":"mxfp4"})").done();
+}
+
 // Sizes that differ pairwise wherever shapes could be confused.
 inline std::string dense_config(const std::string& type, Random& random, std::int64_t equal) {
   Sizes s{.type = type};
@@ -122,7 +164,17 @@ inline std::string dense_config(const std::string& type, Random& random, std::in
   return config(s);
 }
 
+// A type with "_fp8" after it is the family's FP8 checkpoint, in blocks that its small sizes can have.
 inline std::string family_config(const std::string& type, Random& random, std::int64_t equal = 0) {
+  if (type.ends_with("_fp8")) {
+    std::string text = family_config(type.substr(0, type.size() - 4), random, equal);
+    text.pop_back();
+    return text + R"(,"quantization_config":{"quant_method":"fp8","weight_block_size":[2,)" +
+           (random() % 2 == 0 ? "2" : "4") + "]}}";
+  }
+  if (type == "gpt_oss_mxfp4") return oss_blocks_config(random, equal);
+  if (type == "gemma4_text") return gemma4_config(random, equal);
+  if (type == "nemotron_h") return nemotron_config(random, equal);
   if (type == "deepseek_v3" || type == "kimi_k2") return latent_config(type, random, equal);
   if (type == "glm4_moe") return glm_config(random, equal);
   if (type == "qwen3_next" || type.starts_with("qwen3_5")) return delta_config(type, random, equal);

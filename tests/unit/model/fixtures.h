@@ -140,6 +140,27 @@ inline Dims shape_of(const Layout& layout, std::uint32_t rank, const std::string
   return {};
 }
 
+// "q3 k0 …": tensors by the first matching part of their names, and their rows.
+using Short = std::vector<std::pair<std::string, std::string>>;
+inline std::string words(const Layout& layout, std::uint32_t rank, const std::string& parameter, const Short& names) {
+  const Dims shape = shape_of(layout, rank, parameter);
+  std::int64_t width = 1;
+  for (std::size_t a = 1; a < shape.size(); ++a) width *= shape[a];
+  const auto all = contents(layout, rank, parameter);
+  std::string out;
+  for (std::size_t i = 0; i < all.size(); i += static_cast<std::size_t>(width)) {
+    std::string word = "-";
+    if (all[i] != ".") {
+      const std::size_t open = all[i].find('[');
+      for (const auto& [part, brief] : names)
+        if (word == "-" && all[i].substr(0, open).find(part) != std::string::npos) word = brief;
+      word += std::to_string(std::stoll(all[i].substr(open + 1)) / width);
+    }
+    out += (out.empty() ? "" : " ") + word;
+  }
+  return out;
+}
+
 inline std::string refusal(const std::string& config_json, const std::string& spec, const Catalogue* names = nullptr) {
   const auto made = rule_layout(config_json, spec, names);
   return made.ok() ? "accepted" : made.error().to_string();

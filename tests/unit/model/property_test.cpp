@@ -241,7 +241,9 @@ TEST_P(Families, HoldWhenAllSizesAreEqual) {
 }
 INSTANTIATE_TEST_SUITE_P(All, Families,
                          testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2", "qwen3_next",
-                                         "qwen3_5_text", "qwen3_5_moe_text", "gpt_oss", "glm4_moe", "gemma3_text"));
+                                         "qwen3_5_text", "qwen3_5_moe_text", "gpt_oss", "glm4_moe", "gemma3_text",
+                                         "gemma4_text", "nemotron_h", "gpt_oss_mxfp4", "qwen3_fp8", "qwen3_moe_fp8",
+                                         "deepseek_v3_fp8"));
 
 TEST(Places, OfATiedCopy) {
   const std::string text = config({.heads = 4, .kv_heads = 4, .tied = true});
