@@ -31,11 +31,19 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 test-full: test build-tsan ## the long form: also the fast set under TSan, long simulation
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
-	@$(MAKE) --no-print-directory test-live
+	@$(MAKE) --no-print-directory test-live test-vllm
 
 test-live: build ## rules against live frameworks: transformers, vLLM, Megatron-Core, Flax (WRITE=1 keeps the page)
 	@scripts/live_env.sh
 	.cache/venv-live/bin/python tests/live/run.py --refit build/release/cli/refit $(if $(WRITE),--write)
+
+test-vllm: build $(MODEL_DIR)/config.json ## a real vLLM engine takes weights from a sharded torch trainer
+	@scripts/live_env.sh
+	.cache/venv-live/bin/python tests/vllm/offline.py $(MODEL_DIR) build/release
+	.cache/venv-live/bin/python tests/vllm/serve.py $(MODEL_DIR) build/release
+	.cache/venv-live/bin/python tests/vllm/tiny.py build/release qwen3 2
+	.cache/venv-live/bin/python tests/vllm/tiny.py build/release qwen3_moe 2
+	.cache/venv-live/bin/python tests/vllm/rl_loop.py build/release
 
 bench: build ## figures, each beside its ceiling of the same run
 	@for b in shm gather digest delta plan; do build/release/cli/refit bench $$b; done
@@ -46,4 +54,4 @@ check-gpu: ## runs the GPU checks, or says what they lack
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full test-live bench check-gpu clean
+.PHONY: help deps build demo test test-full test-live test-vllm bench check-gpu clean

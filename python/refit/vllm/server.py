@@ -18,6 +18,7 @@ from ..coordinator import Coordinator, SyncReport, WeightSynchronizer
 log = logging.getLogger("refit.vllm")
 
 MAX_ANSWER = 1 << 20
+_IN_ROUND = ("Receiving", "Voted", "Applying")
 _IN_FLIGHT = ("abort", "wait", "keep")
 
 
@@ -234,9 +235,9 @@ class VllmWeightSynchronizer(WeightSynchronizer):
         return report
 
     def _applying(self) -> list[int]:
-        """Replicas that have been told to apply a decided version."""
+        """Replicas that are told to apply a decided version. States come with heartbeats: a little late, never early."""
         status = self.coordinator.status()
-        return [r["instance"] for r in status["replicas"] if r["state"] == "Applying"] if status["stage"] == "applying" else []
+        return [r["instance"] for r in status["replicas"] if r["state"] in _IN_ROUND] if status["stage"] == "applying" else []
 
     def _install(self, i: int) -> None:
         engine, began = self.engines[i], time.monotonic()
