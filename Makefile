@@ -28,7 +28,7 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 	ctest --test-dir build/release -j $(JOBS) --output-on-failure --timeout 300
 	ctest --test-dir build/asan-ubsan -j $(JOBS) -L fast --output-on-failure --timeout 300
 
-test-full: test build-tsan ## the long form: also the fast set under TSan, long simulation
+test-full: test build-tsan test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
 	@$(MAKE) --no-print-directory test-live test-vllm
@@ -45,6 +45,15 @@ test-vllm: build $(MODEL_DIR)/config.json ## a real vLLM engine takes weights fr
 	.cache/venv-live/bin/python tests/vllm/tiny.py build/release qwen3_moe 2
 	.cache/venv-live/bin/python tests/vllm/rl_loop.py build/release
 
+test-torch: build ## the Python package with real torch trainers (a venv of 4 GB, made once)
+	cd tests/torch && PYTHONPATH=$(CURDIR)/build/release/python $$($(CURDIR)/scripts/python_venv.sh venv-torch tests/torch/requirements.txt --no-deps) -m unittest -v
+
+test-jax: build ## the Python package with JAX arrays (a venv, made once)
+	cd tests/jax && PYTHONPATH=$(CURDIR)/build/release/python $$($(CURDIR)/scripts/python_venv.sh venv-jax tests/jax/requirements.txt) -m unittest -v
+
+test-wheel: deps ## the wheel, built and installed in an environment of its own
+	scripts/test_wheel.sh
+
 bench: build ## figures, each beside its ceiling of the same run
 	@for b in shm gather digest delta plan; do build/release/cli/refit bench $$b; done
 
@@ -54,4 +63,4 @@ check-gpu: ## runs the GPU checks, or says what they lack
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full test-live test-vllm bench check-gpu clean
+.PHONY: help deps build demo test test-full test-live test-vllm test-torch test-jax test-wheel bench check-gpu clean

@@ -4,6 +4,7 @@ In the layout that each side keeps, all or nothing, proven. The names below are 
 it is defined. No framework is needed: arrays come and go by DLPack and the buffer protocol.
 """
 
+from . import _native
 from ._arrays import Parameter, Tensor
 from ._errors import (
     BusyError,
@@ -22,7 +23,7 @@ from .coordinator import Coordinator, SyncReport, VersionInfo, WeightSynchronize
 from .layout import Holding, Layout, Plan
 from .members import Engine, MemberReport, Publisher, Receiver
 
-__version__ = "0.1.0"
+__version__: str = _native.version
 __all__ = [
     "BusyError",
     "CancelledError",

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any, Iterable, Mapping
 
 from . import _arrays
-from ._errors import InvalidError, UnsupportedError
+from ._errors import Error, InvalidError, MismatchError, UnsupportedError
 from .layout import Layout
 
 BUFFER = "weights"  # the one buffer of a published rank
@@ -113,11 +113,6 @@ class Described:
     entries: list[Entry]
     tied: list[tuple[str, str]] = field(default_factory=list)
     bytes: int = 0
-
-    def rank(self, group: Any) -> int:
-        import torch.distributed as dist
-
-        return dist.get_rank(group) if dist.is_available() and dist.is_initialized() else 0
 
     def part(self, rank: int) -> dict[str, Any]:
         """The content of a layout file with this rank alone."""
@@ -241,16 +236,34 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
     return out
 
 
-def gathered(described: Described, group: Any) -> Layout:
-    """The layout of all ranks, equal on each: every rank's part, by torch.distributed where it runs."""
+def agree(model: Any, group: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None) -> tuple[Described, Layout, int]:
+    """What this process holds, the layout of all ranks (equal on each), and this process' rank in it.
+
+    Every rank's part, by torch.distributed where it runs. A rank that cannot describe its model tells the others, so
+    that all raise instead of waiting for it.
+    """
     import torch.distributed as dist
 
-    mine = described.part(described.rank(group))
-    if not (dist.is_available() and dist.is_initialized()):
-        return Layout.merge([mine])
-    parts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(parts, mine, group=group)
-    return Layout.merge(parts)
+    alone = not (dist.is_available() and dist.is_initialized())
+    rank = 0 if alone else dist.get_rank(group)
+    failed: Error | None = None
+    mine: tuple[str, dict[str, Any]] = ("", {})
+    described = Described([])
+    try:
+        described = describe(model, ignore=ignore, dtypes=dtypes)
+        mine = ("", described.part(rank))
+    except Error as e:
+        failed, mine = e, (str(e), {})
+    parts: list[Any] = [mine]
+    if not alone:
+        parts = [None] * dist.get_world_size(group)
+        dist.all_gather_object(parts, mine, group=group)
+    if failed is not None:
+        raise failed
+    for other, (why, _) in enumerate(parts):
+        if why:
+            raise MismatchError(f"its model cannot be published: {why}", peer=f"source rank {other}")
+    return described, Layout.merge(part for _, part in parts), rank
 
 
 class Packer:

@@ -91,7 +91,7 @@ class Layout:
         """The layout that Publisher.from_torch() publishes: see there. Collective where torch.distributed runs."""
         from . import _torch
 
-        return _torch.gathered(_torch.describe(model, ignore=ignore, dtypes=dtypes), group)
+        return _torch.agree(model, group, ignore=ignore, dtypes=dtypes)[1]
 
     def to_json(self) -> str:
         """Text from which from_json() makes an equal layout."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import threading
 import time
+import weakref
 from typing import Any, Callable, Iterable, Iterator, Mapping, Protocol
 
 from . import _arrays, _native
@@ -20,6 +22,19 @@ MemberReport = _native.MemberReport
 VersionInfo = _native.VersionInfo
 
 
+# Who has not been closed: native threads must not outlive the interpreter.
+_open: "weakref.WeakSet[_Member]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for member in list(_open):
+        try:
+            member.close(1)
+        except Error as e:
+            log.warning("closing at exit: %s", e)
+
+
 class _Member:
     """What both have: the rank's memory as views."""
 
@@ -27,12 +42,16 @@ class _Member:
     layout: Layout
     rank: int
 
+    def close(self, timeout_s: float = 5) -> None:
+        raise NotImplementedError
+
     def _look(self, kept: Any) -> None:
         self._kept = kept  # arrays whose memory is lent
         self._buffers = self._native.buffers()
         info = self.layout._native.rank(self.rank)
         self._tensors = _arrays.tensors(info, self._buffers)
         self._parameters = _arrays.parameters(info, self._buffers)
+        _open.add(self)
 
     @property
     def buffers(self) -> dict[str, memoryview]:
@@ -119,7 +138,7 @@ class Publisher(_Member):
         """
         from . import _torch
 
-        return TorchPublisher(address, _torch.describe(model, ignore=ignore, dtypes=dtypes), group, threads, join_timeout_s)
+        return TorchPublisher(address, *_torch.agree(model, group, ignore=ignore, dtypes=dtypes), threads=threads, join_timeout_s=join_timeout_s)
 
     def guard(self, timeout_s: float = 30) -> None:
         """Before the weights are written: waits until no round holds them. BusyError at the deadline: do not write."""
@@ -155,11 +174,10 @@ class Publisher(_Member):
 class TorchPublisher(Publisher):
     """What Publisher.from_torch() returns."""
 
-    def __init__(self, address: str, described: Any, group: Any, threads: int, join_timeout_s: float) -> None:
+    def __init__(self, address: str, described: Any, layout: Layout, rank: int, *, threads: int, join_timeout_s: float) -> None:
         from . import _torch
 
-        layout = _torch.gathered(described, group)
-        super().__init__(address, layout, described.rank(group), threads=threads, join_timeout_s=join_timeout_s)
+        super().__init__(address, layout, rank, threads=threads, join_timeout_s=join_timeout_s)
         self._packer = _torch.Packer(described, self.buffers)
 
     def publish(self, step: int, weight_set: str = "policy", timeout_s: float = 30) -> None:

@@ -20,14 +20,18 @@ def cut(full, box, factors):
 
 
 class Job(unittest.TestCase):
-    def begin(self, scenario, target, target_ranks, targets=1):
-        """Four trainers and the engine ranks of a layout that `target` makes of the trainers' own."""
+    def train(self, scenario, target_ranks):
+        """A coordinator and four trainers on a mesh of 2 x 2."""
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.coordinator = refit.Coordinator(4, targets, target_ranks, bucket_bytes=65536, stall_timeout_s=20, total_timeout_s=60, join_timeout_s=90)
+        self.coordinator = refit.Coordinator(4, 1, target_ranks, bucket_bytes=65536, stall_timeout_s=20, total_timeout_s=60, join_timeout_s=90)
         self.addCleanup(self.coordinator.shutdown)
         self.trainers = [Child("trainer.py", self.coordinator.address, self.folder / "store", scenario, r) for r in range(4)]
         for t in self.trainers:
             self.addCleanup(t.close)
+
+    def begin(self, scenario, target, target_ranks):
+        """Trainers, and the engine ranks of a layout that `target` makes of the trainers' own."""
+        self.train(scenario, target_ranks)
         self.source = refit.Layout.from_json([t.hear()["layout"] for t in self.trainers][0])
         self.target = target(self.source)
         (self.folder / "target.json").write_text(self.target.to_json())
@@ -126,6 +130,14 @@ class OddSizes(Job):
         self.step(3)
         self.compare(self.coordinator.sync_weights().version.number, 3)
         self.assertTrue(self.coordinator.verify()["ok"])
+
+
+class Disagreement(Job):
+    def test_every_rank_is_told_what_stops_one(self):
+        self.train("one_rank_differs", 1)
+        for rank, t in enumerate(self.trainers):
+            with self.assertRaisesRegex(RuntimeError, "_checkpoint_wrapped_module.*" + ("" if rank == 3 else "source rank 3")):
+                t.hear()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A trainer rank: trainer.py ADDRESS STORE SCENARIO RANK. Four of them are a mesh of 2 x 2."""
 
+import logging
 import sys
 
 import models
@@ -18,6 +19,7 @@ def full(named):
 def main():
     address, store, scenario, rank = sys.argv[1:]
     torch.set_num_threads(1)
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # advice on the speed of full_tensor()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=4)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model, step = getattr(models, scenario)(mesh)
