@@ -6,6 +6,8 @@ from typing import Annotated, Any
 from numpy.typing import NDArray
 
 
+version: str = '0.1.0'
+
 def writable_bytes(array: NDArray) -> tuple[int, int]:
     """(address, bytes) of an array in host memory that may be written."""
 

@@ -23,12 +23,12 @@ VersionInfo = _native.VersionInfo
 
 
 # Who has not been closed: native threads must not outlive the interpreter.
-_open: "weakref.WeakSet[_Member]" = weakref.WeakSet()
+_alive: "weakref.WeakSet[_Member]" = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    for member in list(_open):
+    for member in list(_alive):
         try:
             member.close(1)
         except Error as e:
@@ -51,7 +51,7 @@ class _Member:
         info = self.layout._native.rank(self.rank)
         self._tensors = _arrays.tensors(info, self._buffers)
         self._parameters = _arrays.parameters(info, self._buffers)
-        _open.add(self)
+        _alive.add(self)
 
     @property
     def buffers(self) -> dict[str, memoryview]:

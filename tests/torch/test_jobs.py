@@ -23,7 +23,7 @@ class Job(unittest.TestCase):
     def train(self, scenario, target_ranks):
         """A coordinator and four trainers on a mesh of 2 x 2."""
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.coordinator = refit.Coordinator(4, 1, target_ranks, bucket_bytes=65536, stall_timeout_s=20, total_timeout_s=60, join_timeout_s=90)
+        self.coordinator = refit.Coordinator(4, 1, target_ranks, bucket_bytes=65536, stall_timeout_s=20, total_timeout_s=60, join_timeout_s=15)
         self.addCleanup(self.coordinator.shutdown)
         self.trainers = [Child("trainer.py", self.coordinator.address, self.folder / "store", scenario, r) for r in range(4)]
         for t in self.trainers:

@@ -48,4 +48,4 @@ if __name__ == "__main__":
         main()
     except Exception as e:  # noqa: BLE001 - told to the test, which fails with it
         answer(error=f"{type(e).__name__}: {e}")
-        raise
+        sys.exit(1)

@@ -17,7 +17,7 @@ import refit
 from test_layouts import CONFIG, rows
 
 HERE = pathlib.Path(__file__).parent
-FAST = {"stall_timeout_s": 5, "total_timeout_s": 20, "join_timeout_s": 20}
+FAST = {"stall_timeout_s": 5, "total_timeout_s": 20, "join_timeout_s": 8}  # a sync waits so long for who is missing
 
 
 class Engine:
