@@ -36,10 +36,19 @@ from refit import trace as tracing  # noqa: E402
 
 torch.set_num_threads(1)
 DEADLINE = 180
+# Asked for while models are made: a stream for overlap, and the current device.
+torch.cuda.Stream = lambda *_, **__: None
+torch.cuda.current_device = lambda: torch.device("cpu")
 
 # SPEC of Refit, and keys of SGLang's configuration.
-DENSE = [("sglang:tp=1", dict(tp_size=1)), ("sglang:tp=2", dict(tp_size=2)), ("sglang:tp=4", dict(tp_size=4)), ("sglang:tp=2,dp=2", dict(tp_size=4, dp_size=2, enable_dp_attention=True))]
+DENSE = [("sglang:tp=1", dict(tp_size=1)), ("sglang:tp=2", dict(tp_size=2)), ("sglang:tp=4", dict(tp_size=4)), ("sglang:tp=2,dp=2", dict(tp_size=4, dp_size=2, enable_dp_attention=True, enable_dp_lm_head=True))]
 EXPERTS = DENSE + [("sglang:tp=4,ep=2", dict(tp_size=4, ep_size=2)), ("sglang:tp=4,ep=4", dict(tp_size=4, ep_size=4))]
+
+# gpt-oss: a backend that knows sinks (never run here), and experts as they are loaded, not as its default kernels turn them.
+KEYS = {"gpt_oss": dict(attention_backend="triton", moe_runner_backend="triton")}
+# Families that SGLang 0.5.23 has no such model of, and why.
+MISSING = {"llama, biases": "its Llama has no biases in the MLP", "gemma4": "its configuration does not load with this transformers", "gemma4, experts, k = v": "its configuration does not load with this transformers",
+           "nemotron_h": "Refit has no rules for it", "nemotron_h, one group": "Refit has no rules for it"}
 
 
 def build(source, keys, rank, port):
@@ -47,14 +56,17 @@ def build(source, keys, rank, port):
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import bootstrap
+    from sglang.srt.distributed.device_communicators import pynccl
     from sglang.srt.layers.moe import initialize_moe_config
     from sglang.srt.model_loader import loader
     from sglang.srt.model_loader.utils import set_default_torch_dtype
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import ServerArgs
 
-    server = ServerArgs(model_path=str(source), device="cpu", dtype="bfloat16", attention_backend="torch_native", sampling_backend="pytorch", disable_cuda_graph=True, disable_shared_experts_fusion=True,
-                        skip_tokenizer_init=True, mem_fraction_static=0.1, **keys)
+    pynccl.PyNcclCommunicator = lambda **_: types.SimpleNamespace(disabled=True, available=False)  # groups of more than one ask for it
+
+    server = ServerArgs(**dict(model_path=str(source), device="cpu", dtype="bfloat16", attention_backend="torch_native", sampling_backend="pytorch", disable_cuda_graph=True, disable_shared_experts_fusion=True,
+                               skip_tokenizer_init=True, disable_radix_cache=True, mem_fraction_static=0.1) | keys)
     publish(server, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
     initialize_moe_config()
     bootstrap._init_parallel_groups(backend="gloo", dist_init_method=f"tcp://127.0.0.1:{port}", server_args=server, gpu_id=0)
@@ -82,6 +94,10 @@ def child(rank, port, source, keys, out):
                 return make()
 
         found = tracing.trace(without_memory, checkpoint)
+        # A norm keeps 1 + weight beside its weight, for its kernel: computed, so the trace says, and made anew after each load.
+        for name in [n for n in found.buffers if n.endswith(".gemma_weight")]:
+            del found.problems[next(t for t, why in found.problems.items() if why.startswith(f"{name} gets"))]
+            del found.buffers[name]
         layout = tracing.layout_of([found], checkpoint)
         layout["ranks"][0]["rank"] = rank
         model = make()
@@ -117,7 +133,7 @@ def on_ranks(desk, source, keys):
                 q.kill()
                 q.join()
             texts = sorted(results.glob("*.failed"))
-            raise AssertionError("\n".join(texts[0].read_text().splitlines()[-7:]) if texts else f"a rank ended with {p.exitcode} or passed {DEADLINE} s")
+            raise AssertionError("\n".join(texts[0].read_text().splitlines()[-16:]) if texts else f"a rank ended with {p.exitcode} or passed {DEADLINE} s")
     return [torch.load(results / f"{r}", weights_only=True) for r in range(world)]
 
 
@@ -142,17 +158,18 @@ def compare(desk, source, spec, keys):
 def main():
     desk = support.Desk("sglang", ["sglang", "transformers", "torch"])
     for name in desk.wanted(models.FAMILIES):
-        try:
-            model = models.build(name)
-        except AttributeError as e:
-            print(f"SKIPPED: {name}: {e}", flush=True)  # this transformers does not have it
+        if name in MISSING:
+            print(f"SKIPPED: {name}: {MISSING[name]}", flush=True)
             continue
         source = desk.base / "hf"
-        models.save(model, source)
+        models.save(models.build(name), source)
+        if name.startswith(("qwen3_next", "qwen3_5")):  # a key of published checkpoints that transformers no longer writes
+            config = json.loads((source / "config.json").read_text())
+            (source / "config.json").write_text(json.dumps(config | dict(full_attention_interval=2)))
         if desk.knows(source, name):
             for spec, keys in EXPERTS if models.has_experts(name) else DENSE:
                 with desk.row(name, "files = bytes of load_weights, padding included; rule-made layout = traced layout", spec) as row:
-                    row["checked"] = compare(desk, source, spec, keys)
+                    row["checked"] = compare(desk, source, spec, keys | KEYS.get(name, {}))
         shutil.rmtree(source)
     desk.finish()
 
