@@ -58,6 +58,7 @@ class Write:
     source_offset: int = 0
     source_strides: tuple[int, ...] = ()
     computed: str = ""  # the operation; the elements are no copy of the checkpoint's then
+    among: tuple[str, ...] = ()  # the tensors that it computed with
 
     def last(self) -> int:
         return self.offset + sum((n - 1) * s for n, s in zip(self.counts, self.strides))
@@ -170,7 +171,7 @@ def _meet(at, counts, strides, w: Write):
         return (i, edge if 0 < edge < counts[i] else counts[i] // 2)
     source = tuple(along[i][1] * axes[along[i][0]][2] if i in along else 0 for i in range(len(counts)))
     begin = w.source_offset + sum(d * o for d, (_, _, o) in zip(digits, axes))
-    return Write(at, tuple(counts), tuple(strides), w.tensor, begin, source, w.computed)
+    return Write(at, tuple(counts), tuple(strides), w.tensor, begin, source, w.computed, w.among)
 
 
 class WithoutMemory(TorchFunctionMode):
@@ -217,10 +218,8 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.stores: dict[int, Store] = {}
         self.kept: list[torch.Tensor] = []  # a storage that is freed could be met again under the same key
-        self.parameters: set[int] = set()
         for t in [*model.parameters(), *model.buffers()]:
             self.stores.setdefault(_key(t), Store(_elements(t)))
-            self.parameters.add(_key(t))
             self.kept.append(t)
         for name, t in checkpoint.items():
             self._hold(t).write(Write(0, tuple(t.shape), t.stride(), name, 0, t.stride()))
@@ -232,7 +231,7 @@ class Recorder(TorchDispatchMode):
 
     def origins(self, t: torch.Tensor) -> list[str]:
         store = self.stores.get(_key(t))
-        return sorted({w.tensor for w in store.writes if w.tensor}) if store else []
+        return sorted({n for w in store.writes for n in (w.tensor, *w.among) if n}) if store else []
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """`target`'s elements become `source`'s."""
@@ -259,7 +258,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         watched = [t for t in _tensors([*args, *kwargs.values()]) if _key(t) in self.stores]
-        names = sorted({n for t in watched if _key(t) not in self.parameters for n in self.origins(t)})
+        names = sorted({n for t in watched for n in self.origins(t)})
         if func in LOOKS and names:
             raise LooksAtValues(names[0], str(func))
         base = func._schema.name.split("::")[1]
@@ -280,7 +279,7 @@ class Recorder(TorchDispatchMode):
         written = [a for a, spec in zip(args, func._schema.arguments) if spec.alias_info is not None and spec.alias_info.is_write]
         for t in _tensors(written):
             zero = base == "zero_" or base == "fill_" and args[1] == 0
-            self.write_all(t, **({} if zero else {"computed": self._by(func, names), "tensor": names[0] if len(names) == 1 else ""}))
+            self.write_all(t, **({} if zero else self._by(func, names)))
         if written:
             return out
         if base in ("cat", "stack") and isinstance(out, torch.Tensor):
@@ -293,11 +292,11 @@ class Recorder(TorchDispatchMode):
             if func in COPIES and t.shape == args[0].shape:
                 self.copy(t, args[0])
             else:
-                self.write_all(t, computed=self._by(func, names), tensor=names[0] if len(names) == 1 else "")
+                self.write_all(t, **self._by(func, names))
         return out
 
-    def _by(self, func, names) -> str:
-        return f"{func}" + (f" of {', '.join(names[:4])}" if names else "")
+    def _by(self, func, names) -> dict:
+        return {"computed": f"{func}" + (f" of {', '.join(names[:4])}" if names else ""), "tensor": names[0] if len(names) == 1 else "", "among": tuple(names)}
 
     def _join(self, out, parts, dim, stacked) -> None:
         self._hold(out)
@@ -454,7 +453,7 @@ def _read_store(store, t, buffer, given, out, used) -> None:
             buffer.unwritten += math.prod(counts)
         elif w.computed:
             out.problems.setdefault(w.tensor or label, f"{label} gets {w.computed}")
-            used.add(w.tensor)
+            used.update(w.among)
         elif w.tensor:
             used.add(w.tensor)
             shape = tuple(given[w.tensor].shape)

@@ -16,20 +16,42 @@ import shutil
 import socket
 import sys
 import traceback
+import types
 import warnings
 
 import support
 
 warnings.filterwarnings("ignore")
 os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
-support.need("torch", "transformers", "safetensors", "megatron.core")
+support.need("torch", "transformers", "safetensors")
 import torch  # noqa: E402
+
+
+class GroupNorm(torch.nn.Module):
+    """The one module with a parameter that Megatron's Mamba mixer takes from another package, whose kernels need a GPU."""
+
+    def __init__(self, size, device=None, dtype=None, **_):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size, device=device, dtype=dtype))
+
+
+for name, members in {"mamba_ssm": {}, "mamba_ssm.ops": {}, "mamba_ssm.ops.triton": {}, "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": GroupNorm},
+                      "mamba_ssm.ops.triton.ssd_combined": {"mamba_chunk_scan_combined": None, "mamba_split_conv1d_scan_combined": None}}.items():
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(members)
+support.need("megatron.core")
 import torch.nn.functional as F  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
+from megatron.core.activations import squared_relu  # noqa: E402
 from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt import gpt_layer_specs  # noqa: E402
+from megatron.core.models.mamba import MambaModel  # noqa: E402
 from megatron.core.ssm import gated_delta_net  # noqa: E402
+from megatron.core.ssm.mamba_block import MambaStack, MambaStackSubmodules  # noqa: E402
+from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules  # noqa: E402
+from megatron.core.ssm.mamba_mixer import MambaMixer, MambaMixerSubmodules  # noqa: E402
+from megatron.core.ssm.mlp_layer import MLPLayer  # noqa: E402
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker  # noqa: E402
 from megatron.core.transformer import multi_latent_attention  # noqa: E402
@@ -38,7 +60,9 @@ from megatron.core.transformer.module import Float16Module  # noqa: E402
 from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
-from megatron.core.transformer.transformer_layer import get_transformer_layer_offset  # noqa: E402
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add  # noqa: E402
+from megatron.core.ssm import mamba_block  # noqa: E402
+from megatron.core.transformer.transformer_layer import MoETransformerLayer, TransformerLayer, TransformerLayerSubmodules, get_transformer_layer_offset  # noqa: E402
 
 import models  # noqa: E402
 
@@ -60,7 +84,8 @@ PLAIN_BIAS = ["tp=1", "tp=2,pp=2", "tp=2,ep=2", "ep=4", "tp=2,pp=2,ep=2,etp=1"] 
 # Family -> (specs, whether the forward pass runs on CPU).
 FAMILIES = {"llama": (DENSE, True), "llama, tied": (DENSE, True), "llama, biases": (DENSE, True), "qwen2": (DENSE, True), "qwen3": (DENSE, True), "qwen3_moe": (EXPERTS, True),
             "deepseek_v3": (EXPERTS, True), "deepseek_v3, no q-LoRA": (EXPERTS, True), "glm4_moe": (EXPERTS, True), "gpt_oss": (PLAIN_BIAS, True),
-            "qwen3_next": (EXPERTS, True), "qwen3_5": (["tp=1", "tp=2,pp=2", "tp=4"], True), "qwen3_5_moe": (EXPERTS, True)}
+            "qwen3_next": (EXPERTS, True), "qwen3_5": (["tp=1", "tp=2,pp=2", "tp=4"], True), "qwen3_5_moe": (EXPERTS, True),
+            "nemotron_h": (["tp=1", "tp=2", "tp=4", "tp=2,ep=2", "ep=4", "tp=2,ep=2,etp=2"], False)}
 # What Megatron's local modules do without: sliding windows and yarn.
 PLAIN = {"gpt_oss": dict(sliding_window=64, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})}
 
@@ -80,13 +105,13 @@ def config_of(hf, par, dtype):
     out = dict(
         num_layers=hf.num_hidden_layers, hidden_size=hf.hidden_size, num_attention_heads=hf.num_attention_heads, num_query_groups=hf.num_key_value_heads, kv_channels=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
         ffn_hidden_size=getattr(hf, "intermediate_size", None) or hf.moe_intermediate_size, gated_linear_unit=True, activation_func=F.silu, normalization="RMSNorm",
-        layernorm_epsilon=hf.rms_norm_eps, hidden_dropout=0.0, attention_dropout=0.0, add_bias_linear=kind == "gpt_oss" or bool(getattr(hf, "mlp_bias", False)),
+        layernorm_epsilon=getattr(hf, "rms_norm_eps", 1e-5), hidden_dropout=0.0, attention_dropout=0.0, add_bias_linear=kind == "gpt_oss" or bool(getattr(hf, "mlp_bias", False)),
         add_qkv_bias=kind in ("qwen2", "glm4_moe", "gpt_oss") or bool(getattr(hf, "attention_bias", False)), qk_layernorm=kind in ("qwen3", "qwen3_moe", "glm4_moe", "deepseek_v3") or "linear_key_head_dim" in vars(hf) or hasattr(hf, "linear_key_head_dim"),
         use_cpu_initialization=True, params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, tensor_model_parallel_size=par["tp"], pipeline_model_parallel_size=par["pp"],
         virtual_pipeline_model_parallel_size=par["vpp"] if par["vpp"] > 1 else None, expert_model_parallel_size=par["ep"], expert_tensor_parallel_size=par["etp"],
         num_layers_in_first_pipeline_stage=par["first"] or None, bias_dropout_fusion=False, bias_activation_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False)
     if moe:
-        sigmoid = kind in ("deepseek_v3", "glm4_moe")
+        sigmoid = kind in ("deepseek_v3", "glm4_moe", "nemotron_h")
         dense = [i in getattr(hf, "mlp_only_layers", []) or i < getattr(hf, "first_k_dense_replace", 0) for i in range(hf.num_hidden_layers)]
         out |= dict(num_moe_experts=moe, moe_ffn_hidden_size=hf.moe_intermediate_size if kind != "gpt_oss" else hf.intermediate_size, moe_router_topk=hf.num_experts_per_tok, moe_layer_freq=[int(not d) for d in dense],
                     moe_router_load_balancing_type="none", moe_router_score_function="sigmoid" if sigmoid else "softmax", moe_router_enable_expert_bias=sigmoid, moe_token_dispatcher_type="allgather",
@@ -100,6 +125,10 @@ def config_of(hf, par, dtype):
     if hasattr(hf, "linear_key_head_dim"):
         out |= dict(attention_output_gate=True, experimental_attention_variant="gated_delta_net", linear_attention_freq=[int(t == "linear_attention") for t in hf.layer_types], linear_conv_kernel_dim=hf.linear_conv_kernel_dim,
                     linear_key_head_dim=hf.linear_key_head_dim, linear_value_head_dim=hf.linear_value_head_dim, linear_num_key_heads=hf.linear_num_key_heads, linear_num_value_heads=hf.linear_num_value_heads, deterministic_mode=True)
+    if kind == "nemotron_h":
+        del out["moe_layer_freq"]
+        out |= dict(gated_linear_unit=False, activation_func=squared_relu, qk_layernorm=False, layernorm_epsilon=hf.layer_norm_epsilon, mamba_num_heads=hf.mamba_num_heads, mamba_head_dim=hf.mamba_head_dim,
+                    mamba_state_dim=hf.ssm_state_size, mamba_num_groups=hf.n_groups, moe_shared_expert_intermediate_size=hf.moe_shared_expert_intermediate_size, is_hybrid_model=True)
     if kind == "deepseek_v3":
         del out["kv_channels"]
         return MLATransformerConfig(**out, multi_latent_attention=True, q_lora_rank=hf.q_lora_rank, kv_lora_rank=hf.kv_lora_rank, qk_head_dim=hf.qk_nope_head_dim, qk_pos_emb_head_dim=hf.qk_rope_head_dim,
@@ -149,29 +178,66 @@ def layer_specs(config, hf):
     return [ModuleSpec(module=s.module, params=s.params, submodules=dataclasses.replace(s.submodules, self_attention=delta)) if linear else s for s, linear in zip(specs, config.linear_attention_freq)]
 
 
+def hybrid(config, hf, vocabulary):
+    """Nemotron-H: one mixer a layer, each with a norm before it."""
+    dense, moe = (gpt_layer_specs.get_gpt_layer_local_spec(num_experts=n, normalization="RMSNorm").submodules for n in (None, config.num_moe_experts))
+    norm = dense.input_layernorm
+    mixer = ModuleSpec(module=MambaMixer, submodules=MambaMixerSubmodules(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear))
+    stack = MambaStackSubmodules(
+        mamba_layer=ModuleSpec(module=MambaLayer, submodules=MambaLayerSubmodules(norm=norm, mixer=mixer, mamba_bda=get_bias_dropout_add)),
+        attention_layer=ModuleSpec(module=TransformerLayer, submodules=TransformerLayerSubmodules(input_layernorm=norm, self_attention=dense.self_attention, self_attn_bda=get_bias_dropout_add)),
+        mlp_layer=ModuleSpec(module=MLPLayer, submodules=TransformerLayerSubmodules(pre_mlp_layernorm=norm, mlp=dense.mlp, mlp_bda=get_bias_dropout_add)),
+        moe_layer=ModuleSpec(module=MoETransformerLayer, submodules=TransformerLayerSubmodules(pre_mlp_layernorm=norm, mlp=moe.mlp, mlp_bda=get_bias_dropout_add)))
+    pattern = "".join({"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}[t] for t in hf.layers_block_type)
+    mamba_block.TENorm = norm  # of the stack's end
+    return MambaModel(config, ModuleSpec(module=MambaStack, submodules=stack), vocab_size=vocabulary, max_sequence_length=64, hybrid_override_pattern=pattern,
+                      pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(), share_embeddings_and_output_weights=False, parallel_output=False)
+
+
 def build(hf, par, dtype):
     """[(prefix of Refit's names, module)]: one for each virtual chunk of this rank."""
     config = config_of(hf, par, dtype)
     multiple = 128 * par["tp"]
     out = []
     for v in range(par["vpp"]):
+        if hf.model_type == "nemotron_h":
+            out.append(("", as_trained(config, hybrid(config, hf, -(-hf.vocab_size // multiple) * multiple), dtype)))
+            continue
         stage = v if par["vpp"] > 1 else None
         offset, count = get_transformer_layer_offset(config, vp_stage=stage), get_num_layers_to_build(config, vp_stage=stage)
         block = TransformerBlockSubmodules(layer_specs=layer_specs(config, hf)[offset:offset + count], layer_norm=ZeroCentredNorm if config.experimental_attention_variant else gpt_layer_specs.LNImpl)
         model = GPTModel(config, block, vocab_size=-(-hf.vocab_size // multiple) * multiple, max_sequence_length=64, position_embedding_type="rope", share_embeddings_and_output_weights=hf.tie_word_embeddings,
                          pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage), post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
                          rotary_base=int(hf.rope_parameters.get("rope_theta", 10000)), rotary_percent=hf.rope_parameters.get("partial_rotary_factor", 1.0), parallel_output=False, vp_stage=stage)
-        if dtype == torch.bfloat16:
-            model = Float16Module(config, model).module
-            for m in model.modules():
-                if hasattr(m, "_maintain_float32_expert_bias"):
-                    m._maintain_float32_expert_bias()
-        out.append((f"chunk{v}." if par["vpp"] > 1 else "", model.eval()))
+        out.append((f"chunk{v}." if par["vpp"] > 1 else "", as_trained(config, model, dtype)))
     return out
+
+
+def as_trained(config, model, dtype):
+    """With the parameters' types of training: what Megatron keeps in float32 stays so."""
+    if dtype == torch.bfloat16:
+        kept = {n: p.detach().clone() for n, p in model.named_parameters() if n.endswith(("mixer.A_log", "mixer.D"))}  # its optimizer's wrapper skips them
+        model = Float16Module(config, model).module
+        for n, p in model.named_parameters():
+            if n in kept:
+                p.data = kept[n]
+        for m in model.modules():
+            if hasattr(m, "_maintain_float32_expert_bias"):
+                m._maintain_float32_expert_bias()
+    return model.eval()
 
 
 def state_of(model):
     return {n: t.detach() for n, t in model.state_dict().items() if isinstance(t, torch.Tensor) and not n.endswith("_extra_state")}
+
+
+def older(name):
+    """This release names the mixer's convolution as a module of its own; later ones, and Refit, do not."""
+    return name.replace("mixer.conv1d_", "mixer.conv1d.")
+
+
+def newer(name):
+    return name.replace("mixer.conv1d.", "mixer.conv1d_")
 
 
 def check_rank(rank, hf, par, there, back, tokens):
@@ -180,7 +246,7 @@ def check_rank(rank, hf, par, there, back, tokens):
     files, saved, counted = support.tensors(there, f"rank{rank}"), {}, 0
     chunks = build(hf, par, torch.float32 if tokens is not None else torch.bfloat16)
     for prefix, model in chunks:
-        mine = {n.removeprefix(prefix): t for n, t in files.items() if n.startswith(prefix)}
+        mine = {older(n.removeprefix(prefix)): t for n, t in files.items() if n.startswith(prefix)}
         own = state_of(model)
         assert own.keys() == mine.keys(), f"rank {rank}: names differ: {sorted(own.keys() ^ mine.keys())[:8]}"
         for n, t in own.items():
@@ -189,7 +255,7 @@ def check_rank(rank, hf, par, there, back, tokens):
         assert not unexpected and all(m.endswith("_extra_state") for m in missing), (missing, unexpected)
         for n, t in state_of(model).items():
             # Megatron keeps this norm in its parameter type; Refit writes float32, in which w - 1 is exact.
-            saved[prefix + n] = mine[n] if n.endswith("out_norm.weight") else t.clone()
+            saved[prefix + newer(n)] = mine[n] if n.endswith("out_norm.weight") else t.clone()
             counted += 1
     save_file(saved, back / f"rank{rank}.safetensors")
     if tokens is None:
@@ -277,6 +343,9 @@ def main():
         model = models.build(name)
         source = desk.base / "hf"
         models.save(model, source)
+        if not desk.knows(source, name):
+            shutil.rmtree(source)
+            continue
         saved = support.tensors(source, "model")
         for spec in specs:
             round_trip(desk, name, source, saved, model.config, spec)

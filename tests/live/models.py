@@ -15,9 +15,9 @@ LATENT = dict(num_key_value_heads=8, head_dim=16, q_lora_rank=56, kv_lora_rank=3
               num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=40, n_group=2, topk_group=1, first_k_dense_replace=1, topk_method="noaux_tc")
 DELTA = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=32, linear_value_head_dim=32, linear_conv_kernel_dim=4,
              layer_types=["linear_attention", "full_attention"] * 2)
-GEMMA4 = dict(tie_word_embeddings=True, num_hidden_layers=6, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2, sliding_window=8, global_head_dim=64,
+GEMMA4 = dict(tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=8, global_head_dim=64,
               hidden_size_per_layer_input=16, vocab_size_per_layer_input=131)
-NEMOTRON = dict(layers_block_type=["mamba", "moe", "attention", "mlp", "mamba"], num_hidden_layers=None, mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=24, n_groups=4, expand=2, conv_kernel=4,
+NEMOTRON = dict(layers_block_type=["mamba", "moe", "attention", "mlp"], num_hidden_layers=None, mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=24, n_groups=4, expand=2, conv_kernel=4,
                 n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=40, moe_shared_expert_intermediate_size=48, n_group=2, topk_group=1)
 
 FAMILIES = {
@@ -72,6 +72,8 @@ def build(name, seed=1, **changes):
         done.add(t.data_ptr())
         if key.endswith(("norm.weight", "layernorm.weight", "A_log")):
             t.copy_(torch.rand(t.shape, generator=generator) + 0.5)
+            if key.endswith("q_norm.weight") and name.startswith("gemma4"):
+                t.mul_(0.1)  # its scores have no other scale
         else:
             t.copy_(torch.randn(t.shape, generator=generator) * 0.08)
     for module in out.modules():

@@ -196,7 +196,13 @@ def reported():
     def in_place(p, w):
         p["p"].copy_(w["a"])
         p["p"].mul_(2)
-    problems(in_place, {"a": [4]}, "p", "mul_")
+    problems(in_place, {"a": [4]}, "a", "mul_")
+
+    def from_two(p, w):
+        p["p"][:2].copy_(w["a"])
+        p["p"][2:].copy_(w["b"])
+        p["p"].copy_(-p["p"].exp())
+    problems(from_two, {"a": [2], "b": [2]}, "p", "neg.default of a, b")
 
     def looks(p, w):
         if "a" in w and w["a"].max().item() > 0:

@@ -17,14 +17,14 @@ torch.set_num_threads(1)
 SIDES = ["fsdp=3", "tp=4", "fsdp=2,tp=2", "megatron:tp=2,pp=2", "megatron:tp=4,spec=local", "megatron:pp=2,vpp=2", "vllm:tp=2", "vllm:tp=4", "sglang:tp=2", "sglang:tp=4"]
 EXPERTS = ["megatron:tp=2,ep=4", "megatron:tp=2,pp=2,ep=2,etp=2", "megatron:ep=2,experts=stacked", "vllm:tp=2,dp=2,ep=4", "vllm:tp=2,dp=2", "sglang:tp=4,ep=2", "fsdp=2,tp=2,naming=fused"]
 JAX_FAMILIES = {"Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Qwen3Next", "Gemma3Text", "Gemma4Text"}
+# Sides that refuse a family, or a form of it, by name.
+WITHOUT = {"gemma4": ("megatron",), "gemma4, experts, k = v": ("megatron:ep=2,experts=stacked",), "gpt_oss": ("megatron:ep=2,experts=stacked",), "nemotron_h": ("sglang",),
+           "nemotron_h, one group": ("sglang", "megatron:tp")}
 
 
 def sides(name):
-    kind = models.FAMILIES[name][0]
-    out = list(SIDES)
-    if models.has_experts(name):
-        out += [s for s in EXPERTS if kind != "GptOss" or "stacked" not in s]
-    return out + (["jax"] if kind in JAX_FAMILIES else [])
+    out = SIDES + EXPERTS * models.has_experts(name) + ["jax"] * (models.FAMILIES[name][0] in JAX_FAMILIES)
+    return [s for s in out if not s.startswith(WITHOUT.get(name, ("-",)))]
 
 
 def round_trips(desk, name, source, saved, want, specs):
@@ -48,6 +48,7 @@ def state_dict(desk, name, model, source, want):
             desk.convert(source, spec, there)
             held = [support.tensors(there, f"rank{r}") for r in range(ranks)]
             own = model.state_dict()
+            held = [{n.replace("backbone.", "model.", 1): t for n, t in h.items()} for h in held]  # transformers 5 renames Nemotron-H on the way in
             joined = {n: torch.cat([h[n] for h in held if n in h]) for n in dict.fromkeys(n for h in held for n in h)}
             for n, t in own.items():
                 if n in joined:

@@ -52,7 +52,12 @@ LayerTrait linear_trait() {
           .last = false};
 }
 
+// SGLang keeps them directly in the layer.
 std::vector<Row> attention() {
+  const auto in_sglang = [](Row row, std::string_view name) {
+    row.sglang = name;
+    return row;
+  };
   return {rows::input_norm(kFull),
           {.kind = Kind::kGatedQkv,
            .where = kFull,
@@ -60,10 +65,11 @@ std::vector<Row> attention() {
                        {REFIT_LAYER "self_attn.k_proj.weight", "Hkv*hd,H"},
                        {REFIT_LAYER "self_attn.v_proj.weight", "Hkv*hd,H"}},
            .engine = REFIT_LAYER "self_attn.qkv_proj.weight",
+           .sglang = REFIT_LAYER "qkv_proj.weight",
            .megatron = REFIT_SELF "linear_qkv.weight"},
-          rows::output_projection(kFull),
-          rows::head_norm("q", kFull),
-          rows::head_norm("k", kFull)};
+          in_sglang(rows::output_projection(kFull), REFIT_LAYER "o_proj.weight"),
+          in_sglang(rows::head_norm("q", kFull), REFIT_LAYER "q_norm.weight"),
+          in_sglang(rows::head_norm("k", kFull), REFIT_LAYER "k_norm.weight")};
 }
 
 // The convolution kernel is [channels, 1, K]; JAX leaves out its middle axis. Megatron's norm here counts from 1.

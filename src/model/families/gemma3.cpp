@@ -5,6 +5,16 @@
 #define REFIT_DECODER "decoder.layers.{layer}."
 
 namespace refit::model {
+namespace {
+
+// SGLang keeps it whole on every rank, without padding.
+Row scaled_embedding() {
+  Row row = rows::embedding();
+  row.own.push_back({Names::kSglang, Per::kRow, {op::load(0)}});
+  return row;
+}
+
+}  // namespace
 
 const Family& gemma3() {
   using namespace rows;
@@ -13,7 +23,7 @@ const Family& gemma3() {
       .architecture = "Gemma3ForCausalLM",
       .sizes = dense_sizes(),
       .flags = {{"tie_word_embeddings", "tied", true}, {"attention_bias", "attention_bias"}},
-      .rows = {embedding(), final_norm(), head(), input_norm(), qkv("", false), qkv("attention_bias", true),
+      .rows = {scaled_embedding(), final_norm(), head(), input_norm(), qkv("", false), qkv("attention_bias", true),
                output_projection(), output_bias("attention_bias"), head_norm("q"), head_norm("k"),
                norm(kEveryLayer, REFIT_LAYER "post_attention_layernorm.weight",
                     REFIT_DECODER "self_attention.linear_proj.post_layernorm.weight"),

@@ -41,12 +41,15 @@ Row keys_as_values() {
   return row;
 }
 
-// An engine allocates keys and values all the same; nothing is ever loaded into them.
+// Nothing is ever loaded into their keys and values, which SGLang allocates all the same and vLLM does not.
 Row borrowed(std::string_view where, std::string_view when, Lets let) {
   Row row = qkv_row(where, when, {kQuery}, std::move(let));
   const Op none = hole("Hkv*hd,H");
+  row.sglang = row.engine;
+  row.engine = REFIT_GEMMA4_SELF "q_proj.weight";
   row.megatron = kUnknownName;
-  row.own = {{Names::kEngine, Per::kRow, {load(0), kRows, none, kHeads, none, kHeads, concat(0, 3)}}};
+  row.own = {{Names::kEngine, Per::kRow, {load(0), kRows}},
+             {Names::kSglang, Per::kRow, {load(0), kRows, none, kHeads, none, kHeads, concat(0, 3)}}};
   return row;
 }
 
@@ -67,8 +70,8 @@ std::vector<Row> by_head_size() {
     Row k = rows::head_norm("k", full ? "full&!shared" : "!full&!shared");
     Row lone = rows::head_norm("q", full ? "full&shared" : "!full&shared");
     lone.megatron = kUnknownName;
-    lone.engine = REFIT_GEMMA4_SELF "q_norm.weight|" REFIT_GEMMA4_SELF "k_norm.weight";
-    lone.own = {{Names::kEngine, Per::kRow, {load(0)}}, {Names::kEngine, Per::kRow, {hole("hd")}}};
+    lone.sglang = REFIT_GEMMA4_SELF "q_norm.weight|" REFIT_GEMMA4_SELF "k_norm.weight";
+    lone.own = {{Names::kSglang, Per::kRow, {load(0)}}, {Names::kSglang, Per::kRow, {hole("hd")}}};
     Row out_projection = rows::output_projection(full ? "full" : "!full");
     for (Row* row : {&q, &k, &lone, &out_projection}) {
       row->let = size;

@@ -35,6 +35,14 @@ Row oss_stacked(std::string_view name, std::string_view shape, std::string_view 
       .own = {{Names::kEngine, Per::kRow, std::move(engine)}, {Names::kMegatron, Per::kExpert, std::move(grouped)}}};
 }
 
+// SGLang keeps the biases of unquantised experts in f32.
+Row wide_in_sglang(Row row) {
+  Program program = row.own[0].program;
+  program.push_back(op::cast("f32"));
+  row.own.push_back({Names::kSglang, Per::kRow, std::move(program)});
+  return row;
+}
+
 // Engines keep gate and up alternating. The bias of w2 is added once, so only the first of a width's ranks has values.
 std::vector<Row> oss_experts() {
   using namespace op;
@@ -44,13 +52,15 @@ std::vector<Row> oss_experts() {
       oss_stacked(REFIT_EXPERTS "gate_up_proj", "E,H,2*Im", REFIT_VLLM "w13_weight", REFIT_EXPERTS "w13_weight",
                   REFIT_GROUPED "linear_fc1.weight{expert}", {load(0), width(2), own, permute("0,2,1")},
                   gate_then_up(2, true)),
-      oss_stacked(REFIT_EXPERTS "gate_up_proj_bias", "E,2*Im", REFIT_VLLM "w13_bias", REFIT_EXPERTS "w13_weight_bias",
-                  REFIT_GROUPED "linear_fc1.bias{expert}", {load(0), width(1), own}, gate_then_up(1, false)),
+      wide_in_sglang(oss_stacked(REFIT_EXPERTS "gate_up_proj_bias", "E,2*Im", REFIT_VLLM "w13_bias",
+                                 REFIT_EXPERTS "w13_weight_bias", REFIT_GROUPED "linear_fc1.bias{expert}",
+                                 {load(0), width(1), own}, gate_then_up(1, false))),
       oss_stacked(REFIT_EXPERTS "down_proj", "E,Im,H", REFIT_VLLM "w2_weight", REFIT_EXPERTS "w2_weight",
                   REFIT_GROUPED "linear_fc2.weight{expert}", {load(0), width(1), own, permute("0,2,1")},
                   {load(0), pick(), width(0), permute("1,0")}),
-      oss_stacked(REFIT_EXPERTS "down_proj_bias", "E,H", REFIT_VLLM "w2_bias", REFIT_EXPERTS "w2_weight_bias",
-                  REFIT_GROUPED "linear_fc2.bias{expert}", {load(0), own, only("moe_tp")}, {load(0), pick()})};
+      wide_in_sglang(oss_stacked(REFIT_EXPERTS "down_proj_bias", "E,H", REFIT_VLLM "w2_bias",
+                                 REFIT_EXPERTS "w2_weight_bias", REFIT_GROUPED "linear_fc2.bias{expert}",
+                                 {load(0), own, only("moe_tp")}, {load(0), pick()}))};
 }
 
 // Whole blocks of the expert width go to each rank, as many to all but the last; what it lacks is fill. Codes lie two

@@ -99,9 +99,11 @@ std::vector<Row> experts() {
                           REFIT_NEMOTRON_VLLM "shared_experts.down_proj.weight",
                           REFIT_NEMOTRON_DECODER "mlp.shared_experts.linear_fc2.weight");
   shared_up.when = shared_down.when = "Is";
-  std::vector<Row> out{named(Kind::kReplicated, kMoeLayer, {{REFIT_NEMOTRON_MIXER "gate.weight", "E,H"}},
-                             REFIT_NEMOTRON_VLLM "gate.weight", REFIT_NEMOTRON_DECODER "mlp.router.weight"),
-                       bias, shared_up, shared_down};
+  Row router = named(Kind::kReplicated, kMoeLayer, {{REFIT_NEMOTRON_MIXER "gate.weight", "E,H"}},
+                     REFIT_NEMOTRON_VLLM "gate.weight", REFIT_NEMOTRON_DECODER "mlp.router.weight");
+  // vLLM keeps it in f32 whatever the model is.
+  router.own = {{Names::kEngine, Per::kRow, {load(0), cast("f32")}}};
+  std::vector<Row> out{router, bias, shared_up, shared_down};
   for (const bool narrow : {false, true}) {
     Row up = named(Kind::kExpertUp, kMoeLayer, {{REFIT_NEMOTRON_MIXER "experts.{expert}.up_proj.weight", "Im,Hx"}},
                    REFIT_NEMOTRON_VLLM "experts.routed_experts.w13_weight",

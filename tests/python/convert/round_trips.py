@@ -219,8 +219,7 @@ def references(base):
         # 4 ranks: 4 KV heads of 6 in sliding layers, 2 of 10 in full ones, where keys are values; none in the last layer.
         out = {"model.layers.0.self_attn.qkv_proj.weight": np.concatenate([cut(k(0, "q"), 4, rank), head(k(0, "k"), 6, rank), head(k(0, "v"), 6, rank)]),
                "model.layers.1.self_attn.qkv_proj.weight": np.concatenate([cut(k(1, "q"), 4, rank)] + [head(k(1, "k"), 10, rank // 2)] * 2),
-               "model.layers.3.self_attn.qkv_proj.weight": np.concatenate([cut(k(3, "q"), 4, rank), np.zeros((20, 12), np.uint16)]),
-               "model.layers.3.self_attn.k_norm.weight": np.zeros(10, np.uint16), "model.layers.2.layer_scalar": t["model.layers.2.layer_scalar"],
+               "model.layers.3.self_attn.q_proj.weight": cut(k(3, "q"), 4, rank), "model.layers.2.layer_scalar": t["model.layers.2.layer_scalar"],
                "model.per_layer_model_projection.weight": cut(t["model.per_layer_model_projection.weight"], 4, rank)}
         table = np.concatenate([t["model.embed_tokens_per_layer.weight"], np.zeros((52, 32), np.uint16)])
         return out | {"model.embed_tokens_per_layer.weight": cut(table, 4, rank)}
