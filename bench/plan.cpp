@@ -33,7 +33,7 @@ constexpr LayoutCase kLayouts[] = {
     {"layout.deepseek-v3", "deepseek-v3", "megatron:pp=16,ep=16,first=4,last=1"},
     {"layout.deepseek-v3.engine", "deepseek-v3", "vllm:tp=32,dp=8,draft=skip"},
     {"layout.gpt-oss-120b", "gpt-oss-120b", "megatron:pp=4,ep=64"},
-    {"layout.gpt-oss-120b.engine", "gpt-oss-120b", "vllm:tp=8,dp=32"},
+    {"layout.gpt-oss-120b.engine", "gpt-oss-120b", "vllm:tp=8,dp=8,replicas=4"},
 };
 
 plan::Options options_of(const PlanCase& c) {

@@ -548,6 +548,9 @@ Result<ModelConfig> read_config(std::string_view config_json, const Catalogue* n
   REFIT_TRY(check_counts(out));
   REFIT_TRY(read_traits(config, out, kept));
   REFIT_TRY(check_layer_keys(out.family->layer_keys, config, out));
+  // Sizes of experts may be left out, but not of a model that has some.
+  for (const char* symbol : {"E", "Im"})
+    if (out.has_moe() && out.size(symbol) < 1) return bad(out.key(symbol), "is missing");
   REFIT_TRY(read_dtype(config, out, kept));
   out.canonical = kept.dump();
   return out;

@@ -339,6 +339,19 @@ def refusals(base):
     assert not (base / "out").exists() and not list(base.glob("*.partial-*"))
 
 
+def keys_as_values(base):
+    """A side that keeps one tensor in two places gives it back only when both agree."""
+    source = base / "hf"
+    tiny.write(source, "gemma4")
+    refit("--model", source, "--to", "vllm:tp=2", "--out", base / "v")
+    held = tiny.read_all(base / "v", "rank0")
+    qkv = held["model.layers.1.self_attn.qkv_proj.weight"] = held["model.layers.1.self_attn.qkv_proj.weight"].copy()
+    assert qkv.shape == (60, 12) and np.array_equal(qkv[40:50], qkv[50:])
+    qkv[55, 3] ^= 1
+    tiny.write_file(base / "v/rank0.safetensors", held)
+    refit("--model", base / "v", "--from", "vllm:tp=2", "--to", "hf", "--out", base / "out", refused="hold different values of the box")
+
+
 def main():
     # `--every N` (slow builds): each N-th family only.
     every = int(sys.argv[sys.argv.index("--every") + 1]) if "--every" in sys.argv else 1
@@ -347,7 +360,7 @@ def main():
     for name in families:
         with tempfile.TemporaryDirectory() as folder:
             trips += round_trips(pathlib.Path(folder), name)
-    for part in (references, shards_and_naming, refusals):
+    for part in (references, shards_and_naming, keys_as_values, refusals):
         with tempfile.TemporaryDirectory() as folder:
             part(pathlib.Path(folder))
     print(f"{trips} round trips of {len(families)} checkpoints restore every byte")

@@ -107,6 +107,8 @@ TEST(Gemma4, ExpertsBesideTheDenseMlp) {
   EXPECT_EQ(rows(*megatron, 0, "decoder.layers.0.mlp.shared_experts.linear_fc1.weight"), "g0 g1 g2 g3 u0 u1 u2 u3");
   EXPECT_EQ(shape_of(*must(text, "jax:tp=2"), 1, layer + "experts.gate_up_proj"), (Dims{4, 4, 3}));
   EXPECT_EQ(shape_of(*must(text, "jax:tp=2"), 1, layer + "router.proj.kernel"), (Dims{3, 2}));
+  EXPECT_THAT(refusal(gemma4_text(R"(,"enable_moe_block":true,"num_experts":4)"), "hf"),
+              testing::HasSubstr("moe_intermediate_size is missing"));
   EXPECT_THAT(refusal(text, "vllm:tp=2,ep=2,placement=round_robin"), testing::HasSubstr("stack the experts"));
 }
 

@@ -53,6 +53,13 @@ TEST(NemotronH, StateMatricesAreTransformedAndWide) {
         << p.name;
 }
 
+TEST(NemotronH, StateMatricesByValue) {
+  std::vector<float> logs{0.0F, 0.693147182F};
+  ASSERT_TRUE(apply_value("neg_exp", logs, DType::kF32).ok());
+  EXPECT_EQ(logs[0], -1.0F);
+  EXPECT_FLOAT_EQ(logs[1], -2.0F);
+}
+
 TEST(NemotronH, LayersByTheirPattern) {
   const auto engine = must(nemotron_text(2), "vllm:tp=2"), megatron = must(nemotron_text(2), "megatron:pp=2");
   EXPECT_EQ(
