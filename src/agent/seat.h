@@ -12,6 +12,7 @@ struct SeatOptions {
   MemberName name;
   std::uint32_t member = 0;  // its slot in the job's shape
   std::string runtime_dir, control_address;
+  std::optional<transport::ControlKeys> control_keys{};  // where that address is tcp://
   std::string transport = "shm";
   std::int64_t staging_bytes = 256 << 20;  // `refit.staging_bytes`
   std::int64_t budget_bytes = 0;           // the most this member may hold for Refit
