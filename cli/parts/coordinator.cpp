@@ -63,8 +63,7 @@ Result<sync::SyncOptions> sync_options(const CoordinatorOptions& o, const transp
   s.join_timeout_s = o.join_timeout_s;
   s.total_timeout_s = o.total_timeout_s;
   std::vector<std::string> sets = o.sets;  // a flag is its key, said last
-  if (!o.port_range.empty()) sets.push_back("refit.port_range=" + o.port_range);
-  if (!o.advertise.empty()) sets.push_back("refit.advertise_address=" + o.advertise);
+  for (std::string& set : network_sets(o.port_range, o.advertise)) sets.push_back(std::move(set));
   const sync::ConfigResult loaded = load_training_config(o.config, sets);
   if (!loaded.ok()) return loaded.errors.front();
   return sync::options_from(loaded.config, std::move(s));

@@ -59,8 +59,7 @@ void declare(CLI::App& c, Context& context, PartOptions& o) {
 
 Result<Part> open_part(const PartOptions& o) {
   std::vector<std::string> sets = o.sets;  // a flag is its key, said last
-  if (!o.port_range.empty()) sets.push_back("refit.port_range=" + o.port_range);
-  if (!o.advertise.empty()) sets.push_back("refit.advertise_address=" + o.advertise);
+  for (std::string& set : network_sets(o.port_range, o.advertise)) sets.push_back(std::move(set));
   if (!o.security_bulk.empty()) sets.push_back("refit.security.bulk=" + o.security_bulk);
   sync::ConfigResult loaded = load_training_config(o.config, sets);
   if (!loaded.ok()) return loaded.errors.front();
@@ -87,23 +86,28 @@ Result<std::unique_ptr<agent::Seat>> take_seat(const Part& part, const MemberNam
   REFIT_ASSIGN(const model::RankLayout mine, part.layout->expand(rank));
   REFIT_ASSIGN(const std::int64_t bytes, rank_bytes(mine));
   const sync::Config& c = part.config;
-  return agent::Seat::make({.job = key.job,
-                            .name = name,
-                            .member = key.member,
-                            .runtime_dir = runtime_dir,
-                            .control_address = o.address,
-                            .control_keys = std::move(key.keys),
-                            .transport = o.transport,
-                            .staging_bytes = c.staging_bytes.value,
-                            // Its shard, one copy of it (shadow or snapshot) and the staging budget; never more.
-                            .budget_bytes = 2 * bytes + c.staging_bytes.value,
-                            .threads = o.threads,
-                            .snapshot = c.snapshot.value,
-                            .net = {.advertise_address = c.advertise_address.value.value_or(""),
-                                    .port_range = c.port_range.value.value_or(""),
-                                    .security = c.security_bulk.value,
-                                    .streams = o.streams,
-                                    .stall_ns = static_cast<std::int64_t>(c.stall_timeout_s.value * 1e9)}});
+  REFIT_ASSIGN(std::unique_ptr<agent::Seat> seat,
+               agent::Seat::make({.job = key.job,
+                                  .name = name,
+                                  .member = key.member,
+                                  .runtime_dir = runtime_dir,
+                                  .control_address = o.address,
+                                  .control_keys = std::move(key.keys),
+                                  .transport = o.transport,
+                                  .staging_bytes = c.staging_bytes.value,
+                                  // Its shard, one copy of it (shadow or snapshot) and the staging budget; never more.
+                                  .budget_bytes = 2 * bytes + c.staging_bytes.value,
+                                  .threads = o.threads,
+                                  .snapshot = c.snapshot.value,
+                                  .net = {.advertise_address = c.advertise_address.value.value_or(""),
+                                          .port_range = c.port_range.value.value_or(""),
+                                          .security = c.security_bulk.value,
+                                          .streams = o.streams,
+                                          .stall_ns = static_cast<std::int64_t>(c.stall_timeout_s.value * 1e9)}}));
+  const transport::Capabilities can = seat->options().data->capabilities();
+  if (!can.push && !can.pull)
+    return Error(Code::kUnsupported, "--transport " + o.transport + " moves no weights: give tcp, or shm on one host");
+  return seat;
 }
 
 Status run_ranks(const Part& part, Role role, std::uint32_t instance, const RankBody& body) {

@@ -20,7 +20,7 @@ struct SeatOptions {
   bool snapshot = false;                   // `refit.snapshot`
   transport::NetOptions net{};             // movers that use the network
   std::int64_t progress_bytes = 64 << 20;  // as in AgentOptions
-  Observer observer;
+  Observer observer{};
 };
 
 // *thread-compatible*. The agent made from options() must go before it.

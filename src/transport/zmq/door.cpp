@@ -117,14 +117,14 @@ void Door::accepted(int fd, std::uint16_t own_port, std::int64_t now) {
 void Door::proven(int fd) { unproven_.erase(fd); }
 void Door::closed(int fd) { unproven_.erase(fd); }
 
-void Door::cut(Unproven& one) {
+void Door::cut(const Unproven& one) {
   refused_.fetch_add(1);
   (void)::shutdown(one.hold.get(), SHUT_RDWR);
 }
 
 void Door::watch(std::int64_t now) {
-  std::erase_if(unproven_, [&](auto& entry) {
-    Unproven& one = entry.second;
+  std::erase_if(unproven_, [&](const auto& entry) {
+    const Unproven& one = entry.second;
     if (now - one.since_ns <= kHandshakeNs && bytes_received(one.hold.get()) <= kMaxUnprovenBytes) return false;
     cut(one);
     return true;

@@ -18,7 +18,8 @@ inline constexpr std::uint64_t kMaxUnprovenBytes = 64 << 10;
 // *loop-only*, except refused().
 class Door {
  public:
-  // Before the listener is bound: without an answer libzmq would let everybody in, or nobody.
+  // Before the listener is bound: where nobody answers, this libzmq lets everybody in. (Such a peer would have no name,
+  // and the lane takes nothing from one.)
   static Result<std::unique_ptr<Door>> open(void* context, const ControlKeys& keys);
   ~Door();
   void* socket() const { return zap_; }  // readable: call answer_all()
@@ -40,7 +41,7 @@ class Door {
   };
   explicit Door(void* zap) : zap_(zap) {}
   bool answer();
-  void cut(Unproven& one);
+  void cut(const Unproven& one);
 
   void* zap_ = nullptr;
   std::map<std::string, MemberName> admitted_;  // by public key, 32 raw bytes

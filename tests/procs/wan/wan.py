@@ -21,7 +21,7 @@ import tiny_model  # noqa: E402
 REFIT = sys.argv[1]
 PATIENCE_S = 30
 SOURCE, TARGET = "fsdp=2", "vllm:tp=3,replicas=2"
-SMALL = ["--set", "refit.staging_bytes=8MiB"]
+SMALL = ["--set", "refit.staging_bytes=8MiB", "--set", "refit.bucket_bytes=1MiB"]
 
 
 def run(*arguments, timeout=PATIENCE_S):
