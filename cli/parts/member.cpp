@@ -146,10 +146,15 @@ Result<agent::AgentReport> Slices::run() {
   agent::AgentReport report = agent_.report();
   if (report.joined && !joined_) events_.tell(who_, "joined");
   joined_ = joined_ || report.joined;
-  if (!joined_ && deadline_.over())
-    return Error(Code::kTimeout, "not admitted in time (--join-timeout-s): " + report.unjoined)
+  if (!joined_ && deadline_.over()) {
+    const std::string why = report.unjoined.empty()
+                                ? "the coordinator hears this process and does not answer it: its key "
+                                  "file is of another job"
+                                : report.unjoined;
+    return Error(Code::kTimeout, "not admitted in time (--join-timeout-s): " + why)
         .at_peer("coordinator")
         .at_stage("join");
+  }
   return report;
 }
 

@@ -1,10 +1,5 @@
 #include "transport/zmq/door.h"
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
 #include <zmq.h>
 
 #include <algorithm>
@@ -16,31 +11,6 @@ namespace {
 
 constexpr std::size_t kKeyBytes = 32;
 constexpr std::size_t kMaxZapFrame = 512;
-
-// Host and port of one end of a connection; empty when it is not a TCP socket.
-std::pair<std::string, std::uint16_t> end_of(int fd, int (*which)(int, sockaddr*, socklen_t*)) {
-  sockaddr_storage addr{};
-  socklen_t size = sizeof addr;
-  char host[NI_MAXHOST] = {}, port[8] = {};
-  if (which(fd, reinterpret_cast<sockaddr*>(&addr), &size) != 0 ||
-      (addr.ss_family != AF_INET && addr.ss_family != AF_INET6) ||
-      ::getnameinfo(reinterpret_cast<sockaddr*>(&addr), size, host, sizeof host, port, sizeof port,
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
-    return {};
-  return {host, static_cast<std::uint16_t>(std::atoi(port))};
-}
-
-// The kernel's tcp_info goes on where glibc's ends; tcpi_bytes_received is at byte 128 since Linux 4.1.
-struct TcpInfo {
-  std::array<std::byte, 128> before;
-  std::uint64_t bytes_received;
-};
-std::uint64_t bytes_received(int fd) {
-  TcpInfo info{};
-  socklen_t size = sizeof info;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || size < sizeof info) return 0;
-  return info.bytes_received;
-}
 
 bool send_frame(void* socket, std::string_view text, bool more) {
   return zmq_send(socket, text.data(), text.size(), ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0)) >= 0;
@@ -90,7 +60,7 @@ bool Door::answer() {
   const bool curve = frames.size() == 7 && frames[0] == "1.0" && frames[5] == "CURVE" && frames[6].size() == kKeyBytes;
   const auto found = curve ? admitted_.find(frames[6]) : admitted_.end();
   const bool in = found != admitted_.end();
-  if (!in) refused_.fetch_add(1);
+  if (!in) ++refused_;
   const std::string user = in ? found->second.to_string() : "";
   // A REP socket that lost its peer in between drops the answer by itself.
   (void)(send_frame(zap_, "1.0", true) && send_frame(zap_, frames.size() > 1 ? frames[1] : "", true) &&
@@ -101,34 +71,6 @@ bool Door::answer() {
 
 std::optional<MemberName> Door::who(const char* user) const {
   return user == nullptr ? std::nullopt : MemberName::parse(user);
-}
-
-void Door::accepted(int fd, std::uint16_t own_port, std::int64_t now) {
-  Unproven one{Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), {}, now};
-  // The number may be somebody else's by now: only a connection to our own port is ours to cut.
-  if (!one.hold.valid() || end_of(one.hold.get(), ::getsockname).second != own_port) return;
-  one.address = end_of(one.hold.get(), ::getpeername).first;
-  const auto same = std::count_if(unproven_.begin(), unproven_.end(),
-                                  [&](const auto& entry) { return entry.second.address == one.address; });
-  if (unproven_.size() >= kMaxUnproven || static_cast<std::size_t>(same) >= kMaxUnprovenPerAddress) return cut(one);
-  unproven_.insert_or_assign(fd, std::move(one));
-}
-
-void Door::proven(int fd) { unproven_.erase(fd); }
-void Door::closed(int fd) { unproven_.erase(fd); }
-
-void Door::cut(const Unproven& one) {
-  refused_.fetch_add(1);
-  (void)::shutdown(one.hold.get(), SHUT_RDWR);
-}
-
-void Door::watch(std::int64_t now) {
-  std::erase_if(unproven_, [&](const auto& entry) {
-    const Unproven& one = entry.second;
-    if (now - one.since_ns <= kHandshakeNs && bytes_received(one.hold.get()) <= kMaxUnprovenBytes) return false;
-    cut(one);
-    return true;
-  });
 }
 
 }  // namespace refit::transport::zmq

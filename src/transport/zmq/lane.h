@@ -10,6 +10,7 @@
 #include "transport/common/sys.h"
 #include "transport/zmq/card.h"
 #include "transport/zmq/door.h"
+#include "transport/zmq/strangers.h"
 
 namespace refit::transport::zmq {
 
@@ -28,7 +29,7 @@ class ControlLaneZmq final : public ControlLane {
   Result<ControlMessage> next(Deadline deadline) override;
   std::vector<Liveness> liveness() override { return mailbox_.liveness(); }
   std::string address() const override { return told_; }
-  std::uint64_t refused() const override { return door_ ? door_->refused() : 0; }
+  std::uint64_t refused() const override { return refused_.load(); }
   void abort(Error error) override;
   Status close(Deadline deadline) override;
 
@@ -82,7 +83,9 @@ class ControlLaneZmq final : public ControlLane {
   void* context_ = nullptr;
   void* socket_ = nullptr;
   void* monitor_ = nullptr;
-  std::unique_ptr<Door> door_;  // of a TCP listener
+  std::unique_ptr<Door> door_;             // of a TCP listener
+  Strangers strangers_;                    // likewise
+  std::atomic<std::uint64_t> refused_{0};  // by both
   std::map<std::uint32_t, PeerState> peers_;
   std::map<Bytes, std::uint32_t> by_id_;
   std::uint32_t next_peer_ = 1;

@@ -56,7 +56,8 @@ void ControlLaneZmq::loop() {
     drain_monitor(now);
     if (door_) {
       door_->answer_all();
-      door_->watch(now);
+      strangers_.watch(now);
+      refused_ = door_->refused() + strangers_.cut();
     }
     if (!full) receive_all(now);
     flush(now);
@@ -96,8 +97,8 @@ void ControlLaneZmq::drain_monitor(std::int64_t now) {
       if (!rest.receive(monitor_)) break;
       more = rest.more();
     }
-    if (event == ZMQ_EVENT_ACCEPTED && door_) door_->accepted(value, port_, now);
-    if (event == ZMQ_EVENT_DISCONNECTED && door_) door_->closed(value);
+    if (event == ZMQ_EVENT_ACCEPTED && door_) strangers_.accepted(value, port_, now);
+    if (event == ZMQ_EVENT_DISCONNECTED && door_) strangers_.forget(value);
     if (event == ZMQ_EVENT_DISCONNECTED) hung_up(now);
     if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH && !address_.listen)
       mailbox_.fail(Error(Code::kInvalid, "the coordinator at " + told_ +
@@ -139,7 +140,7 @@ void ControlLaneZmq::receive_all(std::int64_t now) {
     Origin from{first.bytes(), std::nullopt};
     if (door_) {
       from.proven = door_->who(second.user());
-      door_->proven(second.descriptor());
+      if (from.proven) strangers_.forget(second.descriptor());
     }
     receive(from, second.bytes(), now);
   }

@@ -129,7 +129,7 @@ def wrong_keys(job):
     serve = ["serve", job.address, "--model", job.model, "--target", TARGET, *SMALL, "--rank", 0, "--keys"]
 
     # Admitted nowhere here, and it believes another coordinator: it can't even begin.
-    stranger = run(*serve, other, "--join-timeout-s", 1.5)
+    stranger = run(*serve, other, "--join-timeout-s", 0.7)
     assert stranger.returncode != 0 and "target:0.0" not in stranger.stdout and "another coordinator's" in stranger.stderr, stranger.stderr
     # Believes this coordinator, but is not in its allow-list.
     own = {line.split()[0]: line.split()[1] for line in (job.keys / "target-0.0.key").read_text().splitlines()}
@@ -144,8 +144,13 @@ def wrong_keys(job):
     shutil.copytree(job.keys, disguise)
     text = (disguise / "target-0.1.key").read_text().replace("owner target:0.1", "owner target:0.0")
     rewrite(disguise / "target-0.0.key", text.splitlines())
-    disguised = run(*serve, disguise, "--join-timeout-s", 1.5)
+    disguised = run(*serve, disguise, "--join-timeout-s", 0.7)
     assert disguised.returncode != 0 and "the key of target:0.1 may not speak for target:0.0" in disguised.stderr, disguised.stderr
+    # An admitted key that takes this job for another one.
+    text = (job.keys / "target-0.0.key").read_text().splitlines()
+    rewrite(disguise / "target-0.0.key", ["job " + "0" * 31 + "1" if line.startswith("job") else line for line in text])
+    foreign = run(*serve, disguise, "--join-timeout-s", 0.7)
+    assert foreign.returncode != 0 and "another job" in foreign.stderr, foreign.stderr
     # Files: another rank's, one that others may read, a member's key for a question.
     shutil.copy(job.keys / "target-1.0.key", disguise / "target-0.0.key")
     assert "belongs to target:1.0" in run(*serve, disguise).stderr
@@ -156,7 +161,7 @@ def wrong_keys(job):
     assert "--key" in run("status", job.address).stderr
 
     dropped = job.ask("status")["dropped"]
-    assert dropped["connections"] >= 1 and dropped["wrong_key"] >= 1, dropped
+    assert all(dropped[why] >= 1 for why in ("connections", "wrong_key", "foreign_job")), dropped
     assert not any(m["connected"] for m in job.ask("status")["members"])
     assert hub.end() == 0
 
