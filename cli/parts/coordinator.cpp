@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "cli/command.h"
-#include "cli/layouts.h"
 #include "cli/parts/events.h"
 #include "cli/training_config.h"
 #include "sync/sync.h"

@@ -144,13 +144,14 @@ Status run_ranks(const Part& part, Role role, std::uint32_t instance, const Rank
 Result<agent::AgentReport> Slices::run() {
   REFIT_TRY(agent_.run(Deadline::after_s(kPartSliceS)));
   agent::AgentReport report = agent_.report();
-  if (report.joined && !joined_) events_.tell(who_, "joined");
-  joined_ = joined_ || report.joined;
+  if (report.welcomed && !joined_) events_.tell(who_, "joined");
+  joined_ = joined_ || report.welcomed;
   if (!joined_ && deadline_.over()) {
-    const std::string why = report.unjoined.empty()
-                                ? "the coordinator hears this process and does not answer it: its key "
-                                  "file is of another job"
-                                : report.unjoined;
+    const std::string why = report.refused ? report.refused->to_string()
+                            : !report.unconnected.empty()
+                                ? report.unconnected
+                                : "the coordinator hears this process and does not answer it: "
+                                  "its key file is of another job";
     return Error(Code::kTimeout, "not admitted in time (--join-timeout-s): " + why)
         .at_peer("coordinator")
         .at_stage("join");
