@@ -1,12 +1,11 @@
 // `refit check`: which synchronizer and transport a training configuration gets, or why it is refused.
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "files/files.h"
+#include "cli/training_config.h"
 #include "sync/sync.h"
 #include "transport/transport.h"
 
@@ -123,11 +122,6 @@ void print_text(const CheckReport& report) {
     if (!row.origin.is_default()) fmt::print("  {} = {}  ({})\n", row.path, row.value, row.origin.text());
 }
 
-std::optional<std::string> environment(const std::string& name) {
-  const char* value = std::getenv(name.c_str());
-  return value ? std::optional<std::string>(value) : std::nullopt;
-}
-
 void run(const CheckArgs& args, Context& context) {
   if (args.print_matrix) {
     fmt::print("{}", sync::matrix_page());
@@ -136,10 +130,7 @@ void run(const CheckArgs& args, Context& context) {
   if (args.config.empty()) return fail(context, Error(Code::kInvalid, "give CONFIG.yaml, or --print-matrix"));
   auto d = declared(args);
   if (!d.ok()) return fail(context, d.error());
-  const sync::ReadConfigFile read = [](const std::string& path) {
-    return files::read_text(path, sync::kMaxConfigBytes);
-  };
-  sync::ConfigResult loaded = sync::load_config(args.config, args.sets, read, environment);
+  sync::ConfigResult loaded = load_training_config(args.config, args.sets);
   if (!loaded.ok()) return fail(context, loaded.errors);
   CheckReport report{std::move(loaded.config), {}};
   report.decision = sync::decide(report.config, *d, transport::mover_names(), sync::built_presets());

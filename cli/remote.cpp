@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 struct RemoteOptions {
-  std::string address;
+  std::string address, key;
   double timeout_s = 30;
   bool watch = false;
 };
@@ -24,26 +24,28 @@ struct RemoteOptions {
 // A client's conversation with a coordinator. Requests are repeated: the network may lose them.
 class Client {
  public:
-  static Result<std::unique_ptr<Client>> connect(const std::string& address) {
-    if (!address.starts_with("ipc://"))
-      return Error(Code::kUnsupported,
-                   "ADDR '" + address +
-                       "' is not an ipc:// address; other listeners need keys, which this version does not have");
-    const std::string path = address.substr(6);
-    if (!std::filesystem::exists(path))
-      return Error(Code::kPeerLost, "nobody listens at " + address + ": there is no such socket")
-          .at_peer("coordinator");
+  static Result<std::unique_ptr<Client>> connect(const RemoteOptions& o) {
+    transport::ControlAddress at{.address = o.address};
     auto c = std::make_unique<Client>();
+    if (o.address.starts_with("tcp://")) {
+      REFIT_ASSIGN(transport::KeyFile key, client_key(o));
+      at.keys = std::move(key.keys);
+    } else if (o.address.starts_with("ipc://")) {
+      if (!std::filesystem::exists(o.address.substr(6)))
+        return Error(Code::kPeerLost, "nobody listens at " + o.address + ": there is no such socket")
+            .at_peer("coordinator");
+    } else {
+      return Error(Code::kInvalid, "ADDR '" + o.address + "' is neither ipc:///… nor tcp://HOST:PORT");
+    }
     Env& env = system_env();
     c->incarnation_ = Incarnation(env.random_u64());
-    REFIT_ASSIGN(c->mover_,
-                 transport::make_mover("zmq", {.runtime_dir = std::filesystem::path(path).parent_path().string(),
-                                               .job = {},
-                                               .member = ~0u,
-                                               .incarnation = c->incarnation_,
-                                               .name = "client",
-                                               .env = &env}));
-    REFIT_ASSIGN(c->lane_, c->mover_->open_control({.address = address, .listen = false}));
+    REFIT_ASSIGN(c->mover_, transport::make_mover("zmq", {.runtime_dir = {},
+                                                          .job = {},
+                                                          .member = ~0u,
+                                                          .incarnation = c->incarnation_,
+                                                          .name = "client",
+                                                          .env = &env}));
+    REFIT_ASSIGN(c->lane_, c->mover_->open_control(at));
     return c;
   }
   Result<json> ask(const wire::Message& question, std::uint64_t request, Deadline deadline) {
@@ -52,12 +54,16 @@ class Client {
     e.incarnation = incarnation_;
     e.message = question;
     REFIT_ASSIGN(const wire::Bytes bytes, wire::encode(e));
+    std::string why = "the coordinator did not answer in time";
     while (!deadline.over()) {
       REFIT_TRY(lane_->send(0, bytes));
       const Deadline again = Deadline::after_s(1).sooner(deadline);
       while (!again.over()) {
         Result<transport::ControlMessage> m = lane_->next(again);
-        if (!m.ok() && m.error().code == Code::kTimeout) break;
+        if (!m.ok() && m.error().code == Code::kTimeout) {
+          why = m.error().message;
+          break;
+        }
         if (!m.ok()) return Error(std::move(m).error()).at_peer("coordinator");
         REFIT_ASSIGN(const wire::Envelope answer, wire::decode(m->bytes));
         if (const auto* reply = std::get_if<wire::StatusReply>(&answer.message); reply && reply->request == request) {
@@ -70,10 +76,23 @@ class Client {
           return Error(refused->error).at_peer("coordinator");
       }
     }
-    return Error(Code::kTimeout, "the coordinator did not answer in time").at_peer("coordinator");
+    return Error(Code::kTimeout, "no answer: " + why).at_peer("coordinator");
   }
 
  private:
+  static Result<transport::KeyFile> client_key(const RemoteOptions& o) {
+    if (o.key.empty())
+      return Error(Code::kInvalid, "ADDR '" + o.address +
+                                       "' is on a network, where only keys are believed: give --key FILE, "
+                                       "the client-0.0.key that refit keygen made for this job");
+    REFIT_ASSIGN(transport::KeyFile key, transport::read_key_file(o.key));
+    if (!key.owner || key.owner->role != Role::kClient)
+      return Error(Code::kInvalid, "--key " + o.key + " belongs to " +
+                                       (key.owner ? key.owner->to_string() : "the coordinator") +
+                                       "; only a client's key may ask");
+    return key;
+  }
+
   Incarnation incarnation_;
   std::unique_ptr<transport::Mover> mover_;
   std::unique_ptr<transport::ControlLane> lane_;
@@ -101,7 +120,7 @@ void print_status(const json& s) {
 }
 
 Status status(Context& context, const RemoteOptions& o) {
-  REFIT_ASSIGN(const std::unique_ptr<Client> client, Client::connect(o.address));
+  REFIT_ASSIGN(const std::unique_ptr<Client> client, Client::connect(o));
   for (std::uint64_t request = 1;; ++request) {
     REFIT_ASSIGN(const json s, client->ask(wire::StatusRequest{request}, request, Deadline::after_s(o.timeout_s)));
     if (o.watch && !context.json) fmt::print("\033[H\033[2J");
@@ -116,7 +135,7 @@ Status status(Context& context, const RemoteOptions& o) {
 }
 
 Status verify(Context& context, const RemoteOptions& o) {
-  REFIT_ASSIGN(const std::unique_ptr<Client> client, Client::connect(o.address));
+  REFIT_ASSIGN(const std::unique_ptr<Client> client, Client::connect(o));
   REFIT_ASSIGN(const json v,
                client->ask(wire::VerifyRequest{1, wire::Domain::kLive}, 1, Deadline::after_s(o.timeout_s)));
   const bool proven = v.contains("ok") && v["ok"] == true;
@@ -139,6 +158,7 @@ void setup(CLI::App* c, Context& context, bool watch) {
   auto o = std::make_shared<RemoteOptions>();
   c->add_option("ADDR", o->address, "The coordinator's control address, e.g. what `refit demo --hold` printed")
       ->required();
+  c->add_option("--key", o->key, "A client's key file (refit keygen), for an ADDR that begins with tcp://");
   c->add_option("--timeout-s", o->timeout_s, "How long to wait for the answer")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -17,10 +17,11 @@ struct AgentOptions {
   Runtime runtime;  // env, pool of kernel threads, observer
   Hash128 job;
   MemberName name;
-  std::string control_address;          // of the coordinator, e.g. "ipc:///run/user/0/refit-…/control"
-  transport::Mover* control = nullptr;  // opens the control lane
-  transport::Mover* data = nullptr;     // moves the weights
-  Incarnation incarnation;              // same as the data mover's
+  std::string control_address;  // of the coordinator, e.g. "ipc:///run/user/0/refit-…/control"
+  std::optional<transport::ControlKeys> control_keys{};  // this member's own, where that address is tcp://
+  transport::Mover* control = nullptr;                   // opens the control lane
+  transport::Mover* data = nullptr;                      // moves the weights
+  Incarnation incarnation;                               // same as the data mover's
   memory::Budget* budget = nullptr;
   std::int64_t staging_bytes = 256 << 20;  // `refit.staging_bytes`
   bool snapshot = false;                   // `refit.snapshot`: source copies before it seals
@@ -41,6 +42,7 @@ struct AgentReport {
   bool welcomed = false;         // the coordinator admitted this rank
   bool rejected = false;         // it refused for good, not for now
   std::optional<Error> refused;  // why it did not, last heard
+  std::string unconnected{};     // nothing was heard from the coordinator yet: why, as the control lane says
 };
 
 // *thread-compatible*: one thread calls run(); guard() and publish() may come from another.

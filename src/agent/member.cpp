@@ -37,7 +37,8 @@ Status Member::close_threads(Deadline deadline) {
 
 Status Member::open_lane() {
   REFIT_ASSIGN(std::shared_ptr<transport::ControlLane> fresh,
-               options_.control->open_control({.address = options_.control_address, .listen = false}));
+               options_.control->open_control(
+                   {.address = options_.control_address, .listen = false, .keys = options_.control_keys}));
   const std::lock_guard lock(mutex_);
   lane_ = std::move(fresh);
   return {};
@@ -102,7 +103,13 @@ wire::Heartbeat Member::progress_now() const {
   h.buckets_done = progress_.buckets.load();
   h.bytes_done = progress_.bytes.load();
   h.bucket = bucket_in_hand();
+  h.published = published();
   return h;
+}
+
+std::string Member::unconnected() const {
+  const std::lock_guard lock(mutex_);
+  return unconnected_;
 }
 
 // Says that the process lives and how far its worker is, whatever the loop's thread is doing in engine code.
@@ -186,7 +193,11 @@ Status Member::loop(Deadline deadline) {
     const std::int64_t wait = outstanding_.load() > 0 ? kBusyWaitNs : kIdleWaitNs;
     Result<transport::ControlMessage> message = lane_->next(Deadline::after_ns(wait).sooner(deadline));
     if (!message.ok()) {
-      if (message.error().code == Code::kTimeout) continue;
+      if (message.error().code == Code::kTimeout) {
+        const std::lock_guard lock(mutex_);
+        unconnected_ = connected_ ? std::string() : message.error().message;
+        continue;
+      }
       if (message.error().code != Code::kPeerLost) return Error(std::move(message).error()).at_stage("control");
       REFIT_TRY(reopen_lane());
       continue;

@@ -61,6 +61,10 @@ class Member {
   wire::Heartbeat progress_now() const;
   // The bucket that the worker has in hand, for errors; empty between buckets.
   virtual std::string bucket_in_hand() const { return {}; }
+  // The step that a source offers; -1: none. From any thread.
+  virtual std::int64_t published() const { return -1; }
+  // Why this process is not connected, as the control lane last said; empty once it is.
+  std::string unconnected() const;
 
   virtual void on_received(wire::Envelope&& envelope) = 0;
   virtual void on_connection(bool up) = 0;
@@ -88,12 +92,13 @@ class Member {
   std::uint64_t last_progress_ = 0;
   std::atomic<std::int64_t> last_sent_ns_{0};
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<Finish()>> tasks_;
   std::deque<Finish> finished_;
   std::atomic<int> outstanding_{0};
   std::optional<wire::Envelope> alive_;
+  std::string unconnected_;          // why nothing came yet
   std::optional<Error> unsendable_;  // a message that no lane will ever take; ends the loop
   bool stop_ = false;
   kernel::Progress scan_progress_;

@@ -21,6 +21,7 @@ Result<std::unique_ptr<Seat>> Seat::make(SeatOptions o) {
   a.job = o.job;
   a.name = o.name;
   a.control_address = o.control_address;
+  a.control_keys = std::move(o.control_keys);
   a.control = seat->control_.get();
   a.data = seat->data_.get();
   a.incarnation = m.incarnation;

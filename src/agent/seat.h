@@ -12,6 +12,7 @@ struct SeatOptions {
   MemberName name;
   std::uint32_t member = 0;  // its slot in the job's shape
   std::string runtime_dir, control_address;
+  std::optional<transport::ControlKeys> control_keys{};  // where that address is tcp://
   std::string transport = "shm";
   std::int64_t staging_bytes = 256 << 20;  // `refit.staging_bytes`
   std::int64_t budget_bytes = 0;           // the most this member may hold for Refit
@@ -19,7 +20,7 @@ struct SeatOptions {
   bool snapshot = false;                   // `refit.snapshot`
   transport::NetOptions net{};             // movers that use the network
   std::int64_t progress_bytes = 64 << 20;  // as in AgentOptions
-  Observer observer;
+  Observer observer{};
 };
 
 // *thread-compatible*. The agent made from options() must go before it.

@@ -54,8 +54,16 @@ Status SourceDriver::close(Deadline deadline) {
 }
 
 AgentReport SourceDriver::report() const {
+  std::string why = unconnected();
   const std::lock_guard lock(publish_mutex_);
-  return report_;
+  AgentReport report = report_;
+  report.unconnected = std::move(why);
+  return report;
+}
+
+std::int64_t SourceDriver::published() const {
+  const std::lock_guard lock(publish_mutex_);
+  return published_ ? published_step_ : -1;
 }
 
 void SourceDriver::publish(std::int64_t step, const std::string& weight_set) {
@@ -121,7 +129,10 @@ void SourceDriver::feed(SourceEventKind what) {
   feeding_ = false;
 }
 
-void SourceDriver::perform(install::Send& a) { send(a.envelope); }
+void SourceDriver::perform(install::Send& a) {
+  if (auto* heartbeat = std::get_if<wire::Heartbeat>(&a.envelope.message)) heartbeat->published = published();
+  send(a.envelope);
+}
 void SourceDriver::perform(install::Observe& a) { observe(a.phase, a.txn); }
 
 void SourceDriver::perform(install::MakePlan& a) {

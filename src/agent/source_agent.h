@@ -25,6 +25,7 @@ class SourceDriver final : public SourceAgent, private Member {
  private:
   SourceDriver(const AgentOptions& options, engine::Shard& shard, install::Identity identity);
 
+  std::int64_t published() const override;
   void on_received(wire::Envelope&& envelope) override { feed(install::Received{std::move(envelope)}); }
   void on_connection(bool up) override;
   void on_tick() override;

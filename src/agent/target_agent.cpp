@@ -69,8 +69,11 @@ Status TargetDriver::run(Deadline deadline) { return loop(deadline); }
 Status TargetDriver::close(Deadline deadline) { return close_threads(deadline); }
 
 AgentReport TargetDriver::report() const {
+  std::string why = unconnected();
   const std::lock_guard lock(report_mutex_);
-  return report_;
+  AgentReport report = report_;
+  report.unconnected = std::move(why);
+  return report;
 }
 
 std::string TargetDriver::bucket_in_hand() const {

@@ -14,6 +14,7 @@ constexpr std::int64_t kWaitNs = 2'000'000;  // longest sleep in the lane: how l
 Driver::Driver(DriverOptions options, std::unique_ptr<transport::ControlLane> lane, JournalFile journal)
     : options_(std::move(options)),
       lane_(std::move(lane)),
+      address_(lane_->address()),
       journal_lock_(std::move(journal.lock)),
       journal_(std::move(journal.file)) {}
 
@@ -56,12 +57,13 @@ void Driver::run() {
     if (message.ok()) {
       Result<wire::Envelope> envelope = wire::decode(message->bytes);
       if (envelope.ok())
-        feed(Received{message->peer, std::move(*envelope)});
+        feed(Received{message->peer, std::move(*envelope), message->proven});
       else
         ++state_.dropped.unexpected;
     } else if (message.error().code != Code::kTimeout && !failed_) {
       failed_ = Error(std::move(message).error()).at_stage("control");
     }
+    state_.dropped.connections = lane_->refused();
     for (const transport::Liveness& l : lane_->liveness())
       if (l.event == transport::PeerEvent::kGone) feed(Gone{l.peer});
     while (!calls_.empty()) {

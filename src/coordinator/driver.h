@@ -43,6 +43,7 @@ class Driver {
   // Rounds that were reported incomplete and have ended since, oldest first; each is returned once.
   std::vector<Finished> finished();
   Version newest() const;
+  std::string address() const { return address_; }  // where members connect
   Status shutdown(Deadline deadline);
 
  private:
@@ -62,6 +63,7 @@ class Driver {
 
   DriverOptions options_;
   std::unique_ptr<transport::ControlLane> lane_;
+  const std::string address_;
   std::unique_ptr<File> journal_lock_, journal_;
 
   // The loop holds the mutex while it steps; callers hold it while they look.

@@ -40,6 +40,8 @@ Json member_json(const State& s, std::uint32_t m) {
   j["digest"] = slot.live ? Json(digest_hex(*slot.live)) : Json(nullptr);
   j["buckets_done"] = slot.heartbeat.buckets_done;
   j["bytes_done"] = slot.heartbeat.bytes_done;
+  if (m < s.config.shape.sources())
+    j["published"] = slot.present() && slot.heartbeat.published >= 0 ? Json(slot.heartbeat.published) : Json(nullptr);
   return j;
 }
 
@@ -113,8 +115,10 @@ std::string status_json(const State& s) {
   j["last"] = s.last ? result_json(*s.last) : Json(nullptr);
   j["rebuilding"] = s.rebuild.has_value();
   const Dropped& d = s.dropped;
-  j["dropped"] = {{"foreign_job", d.foreign_job},         {"wrong_party", d.wrong_party}, {"old_epoch", d.old_epoch},
-                  {"old_incarnation", d.old_incarnation}, {"old_txn", d.old_txn},         {"unexpected", d.unexpected}};
+  j["dropped"] = {{"foreign_job", d.foreign_job}, {"wrong_party", d.wrong_party},
+                  {"old_epoch", d.old_epoch},     {"old_incarnation", d.old_incarnation},
+                  {"old_txn", d.old_txn},         {"unexpected", d.unexpected},
+                  {"wrong_key", d.wrong_key},     {"connections", d.connections}};
   j["stopped"] = s.stopped ? error_json(*s.stopped) : Json(nullptr);
   return dump(j);
 }

@@ -219,9 +219,21 @@ void Machine::stop(Error reason) {
   todo_.push_back(Stop{std::move(reason)});
 }
 
+bool speaks_for(const MemberName& key, const wire::Envelope& e) {
+  if (e.party != wire::party_of(key.role)) return false;
+  return key.role == Role::kClient || key == e.name();
+}
+
 void Machine::on(const Received& e) {
   const wire::Envelope& env = e.envelope;
   if (!running()) return void(++s_.dropped.unexpected);
+  if (e.proven && !speaks_for(*e.proven, env)) {
+    ++s_.dropped.wrong_key;
+    return refuse(e.connection,
+                  Error(Code::kInvalid, "the key of " + e.proven->to_string() + " may not speak for " + env.who())
+                      .at_peer(env.who()),
+                  false);
+  }
   // A client knows the address, not the job: a zero job asks whoever listens here.
   const bool asks_anyone = env.party == wire::Party::kClient && env.job == Hash128{};
   if (env.job != s_.config.job && !asks_anyone) return void(++s_.dropped.foreign_job);

@@ -127,7 +127,11 @@ struct VerifyCall {
 
 struct Dropped {
   std::uint64_t foreign_job = 0, wrong_party = 0, old_epoch = 0, old_incarnation = 0, old_txn = 0, unexpected = 0;
+  std::uint64_t wrong_key = 0;    // spoke as somebody whose key it does not hold
+  std::uint64_t connections = 0;  // turned away by the listener, before a message
 };
+// A key speaks for its member and nobody else (Z1); which messages a party may send is wire's table.
+bool speaks_for(const MemberName& key, const wire::Envelope& envelope);
 
 enum class Purpose : std::uint8_t { kOpen, kBegin, kCommit, kAbort, kEvict, kEnd, kRebuild };
 struct Pending {
@@ -189,6 +193,8 @@ bool same(const State& a, const State& b);
 struct Received {
   std::uint32_t connection;
   wire::Envelope envelope;
+  // Whose key the connection proved; absent where a private directory is the guard.
+  std::optional<MemberName> proven{};
 };
 struct Gone {
   std::uint32_t connection;

@@ -3,7 +3,9 @@
 #include <compare>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "core/hash.h"
 
@@ -53,7 +55,8 @@ struct MemberName {
   Role role = Role::kSource;
   std::uint32_t instance = 0, rank = 0;
   friend auto operator<=>(const MemberName&, const MemberName&) = default;
-  std::string to_string() const;  // "target:0.2"
+  std::string to_string() const;                                  // "target:0.2"
+  static std::optional<MemberName> parse(std::string_view text);  // the same form
 };
 
 }  // namespace refit

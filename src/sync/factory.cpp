@@ -14,6 +14,22 @@ std::string joined(const std::vector<std::string>& list) {
   return out;
 }
 
+// Where a listener listens says the caller; on which of its ports, and under which name it is known, the configuration.
+Status lay_network(const Config& config, SyncOptions& base) {
+  constexpr std::string_view kTcp = "tcp://";
+  const bool asked = config.port_range.value || config.advertise_address.value;
+  if (asked && !base.control_address.starts_with(kTcp))
+    return Error(Code::kInvalid, std::string(config.port_range.value ? "refit.port_range" : "refit.advertise_address") +
+                                     " says where the coordinator is reached over a network, but it listens on '" +
+                                     base.control_address + "': leave the key out, or listen on tcp://");
+  if (config.advertise_address.value) base.advertise_address = *config.advertise_address.value;
+  if (!config.port_range.value) return {};
+  const std::size_t bracket = base.control_address.rfind(']');
+  const std::size_t colon = base.control_address.find(':', bracket == std::string::npos ? kTcp.size() : bracket);
+  base.control_address = base.control_address.substr(0, colon) + ":" + *config.port_range.value;
+  return {};
+}
+
 }  // namespace
 
 Result<SyncOptions> options_from(const Config& config, SyncOptions base) {
@@ -21,8 +37,6 @@ Result<SyncOptions> options_from(const Config& config, SyncOptions base) {
       {"refit.serve_lagging", config.serve_lagging.value},
       {"refit.snapshot", config.snapshot.value},
       {"refit.shadow", config.shadow.value != "auto" && config.shadow.value != "host"},
-      {"refit.port_range", config.port_range.value.has_value()},
-      {"refit.advertise_address", config.advertise_address.value.has_value()},
       {"refit.security.bulk", config.security_bulk.value == "aes_gcm"},
       {"refit.compare_only", config.compare_only.value},
   };
@@ -30,6 +44,7 @@ Result<SyncOptions> options_from(const Config& config, SyncOptions base) {
   for (const NotDone& key : not_done)
     if (key.asked) refused += (refused.empty() ? "" : ", ") + std::string(key.path);
   if (!refused.empty()) return Error(Code::kUnsupported, "not built yet; leave the default: " + refused);
+  REFIT_TRY(lay_network(config, base));
   base.plan.bucket_bytes = config.bucket_bytes.value;
   base.plan.staging_bytes = config.staging_bytes.value;
   base.plan.allow_cast = config.allow_cast.value;

@@ -10,8 +10,9 @@
 
 namespace refit::sync {
 
-// Lays the `refit:` keys over `base` (who is expected, where the coordinator listens: the caller's). Errors:
-// kUnsupported naming each key that is set to something that this build does not do.
+// Lays the `refit:` keys over `base` (who is expected, where the coordinator listens: the caller's). `port_range` takes
+// the place of the ports of a tcp:// address. Errors: kUnsupported naming each key that is set to something that this
+// build does not do; kInvalid for keys of the network where the coordinator does not listen on one.
 Result<SyncOptions> options_from(const Config& config, SyncOptions base);
 
 // What the loop's own key names call create_weight_synchronizer. `control` must outlive the result. Errors:

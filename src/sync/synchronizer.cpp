@@ -31,7 +31,10 @@ class Synchronizer final : public WeightSynchronizer {
   ~Synchronizer() override { [[maybe_unused]] const Status s = shutdown(); }
 
   Status open() {
-    REFIT_ASSIGN(auto lane, control_.open_control({.address = options_.control_address, .listen = true}));
+    REFIT_ASSIGN(auto lane, control_.open_control({.address = options_.control_address,
+                                                   .listen = true,
+                                                   .keys = options_.control_keys,
+                                                   .advertise = options_.advertise_address}));
     coordinator::DriverOptions d;
     d.env = options_.env;
     d.observer = options_.observer;
@@ -96,6 +99,10 @@ class Synchronizer final : public WeightSynchronizer {
   std::string status() override {
     const auto d = driver();
     return d ? d->status() : "{}";
+  }
+  std::string address() override {
+    const auto d = driver();
+    return d ? d->address() : "";
   }
 
   Status shutdown() override {

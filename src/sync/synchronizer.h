@@ -19,7 +19,9 @@ enum class OnTargetLoss : std::uint8_t { kFail, kContinue };
 struct SyncOptions {
   Hash128 job;
   coordinator::Shape shape;     // who is expected
-  std::string control_address;  // where the coordinator listens
+  std::string control_address;  // where the coordinator listens: ipc:///…, or with keys tcp://HOST:PORTS
+  std::optional<transport::ControlKeys> control_keys{};  // the coordinator's own and the allow-list
+  std::string advertise_address{};  // `refit.advertise_address`: a TCP listener's host as members know it
   std::string journal_path;
   plan::Options plan;             // bucket_bytes, staging_bytes, allow_cast
   std::int64_t proof_every = 10;  // `refit.proof_every`: ≥ 1
@@ -59,6 +61,7 @@ class WeightSynchronizer {
   // Asks every member to prove what it holds; JSON as `refit verify --json` prints it.
   virtual Result<std::string> verify(double timeout_s) = 0;
   virtual std::string status() = 0;
+  virtual std::string address() = 0;  // where members connect; empty after shutdown
   // Releases everything. Safe to call twice and after a failure.
   virtual Status shutdown() = 0;
 };

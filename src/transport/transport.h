@@ -12,6 +12,7 @@
 
 #include "core/core.h"
 #include "memory/memory.h"
+#include "transport/keys.h"
 
 namespace refit::transport {
 
@@ -141,6 +142,8 @@ inline constexpr std::int64_t kControlQueueBytes = 64 << 20;
 struct ControlMessage {
   std::uint32_t peer = 0;  // connection number, never reused: a process that comes back is a new peer
   Bytes bytes;
+  // Listening with keys: whose key the sender holds. Absent where the runtime directory is the guard.
+  std::optional<MemberName> proven{};
 };
 enum class PeerEvent : std::uint8_t { kConnected, kGone };
 struct Liveness {
@@ -158,14 +161,22 @@ class ControlLane {
   virtual Status send(std::uint32_t peer, std::span<const std::byte> bytes) = 0;
   virtual Result<ControlMessage> next(Deadline deadline) = 0;  // kTimeout when nothing came
   virtual std::vector<Liveness> liveness() = 0;                // events since the last call
+  // Where members connect: of a TCP listener with the port it has and the host it advertises.
+  virtual std::string address() const = 0;
+  // Connections that were turned away: no key, a key that is not admitted, too many or too slow before they proved one.
+  virtual std::uint64_t refused() const { return 0; }
   virtual void abort(Error error) = 0;
   virtual Status close(Deadline deadline) = 0;
 };
 
 struct ControlAddress {
-  std::string address;  // "ipc:///…" in a private directory
+  // "ipc:///…" in a private directory, or with keys "tcp://HOST:PORT". A listener may give PORT as LOW-HIGH (a taken
+  // port is passed over) or as 0 (the system chooses); an IPv6 number stands in brackets.
+  std::string address;
   bool listen = false;  // the coordinator listens (peers 1, 2, …), members connect (to peer 0)
   std::int64_t silent_after_ms = 10'000;
+  std::optional<ControlKeys> keys{};  // tcp:// does not work without, ipc:// not with
+  std::string advertise{};            // a TCP listener's host as members know it; empty: the one listened on
 };
 
 class Mover {

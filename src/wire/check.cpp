@@ -62,6 +62,7 @@ Status check(const Heartbeat& m) {
   REFIT_TRY(state(m.state));
   REFIT_TRY(phase(m.phase));
   REFIT_TRY(need(m.bytes_done >= 0, "bytes_done"));
+  REFIT_TRY(need(m.published >= -1, "published"));
   return text(m.bucket, "bucket");
 }
 Status check(const Sealed& m) {

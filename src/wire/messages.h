@@ -111,7 +111,8 @@ struct Heartbeat {
   Phase phase = Phase::kBegin;
   std::uint64_t progress = 0, buckets_done = 0;
   std::int64_t bytes_done = 0;
-  std::string bucket;  // the bucket in hand, for errors; may be empty
+  std::string bucket;           // the bucket in hand, for errors; may be empty
+  std::int64_t published = -1;  // step that a source offers; -1: none, or an older release
   friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
 };
 struct GroupDigest {

@@ -56,7 +56,8 @@ Off<fb::PlanRefused> body(Fbb& b, const PlanRefused& m) {
 }
 Off<fb::Heartbeat> body(Fbb& b, const Heartbeat& m) {
   const auto bucket = text(b, m.bucket);
-  return fb::CreateHeartbeat(b, u8(m.state), u8(m.phase), m.progress, m.buckets_done, m.bytes_done, bucket);
+  return fb::CreateHeartbeat(b, u8(m.state), u8(m.phase), m.progress, m.buckets_done, m.bytes_done, bucket,
+                             m.published);
 }
 Off<fb::Sealed> body(Fbb& b, const Sealed& m) {
   const auto set = text(b, m.weight_set);

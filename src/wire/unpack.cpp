@@ -92,6 +92,7 @@ class Unpacker {
     out.buckets_done = in->buckets_done();
     out.bytes_done = in->bytes_done();
     copy(in->bucket(), out.bucket);
+    out.published = in->published();
   }
   void copy(const fb::Sealed* in, Sealed& out) {
     out.step = in->step();

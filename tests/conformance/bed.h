@@ -30,6 +30,9 @@ class Bed {
   // Lets time pass: a simulated mover moves its network by a step instead.
   virtual void turn() { system_env().wait(Deadline::after_ns(500'000)); }
   virtual bool single_threaded() const { return false; }
+  // Where control lanes meet, and what they prove themselves with.
+  virtual std::string control_address() { return "ipc://" + runtime_dir + "/control.sock"; }
+  virtual std::optional<ControlKeys> control_keys(bool /*listen*/) { return std::nullopt; }
   // How long a check waits for what must come. Broken movers are given less.
   double patience_s = 10;
   // How far past a deadline a call may return on a loaded machine.

@@ -39,6 +39,28 @@ class SimBed final : public NamedBed {
   bool single_threaded() const override { return true; }
 };
 
+// Control over TCP: one key a lane, all in the coordinator's allow-list.
+class ZmqTcpBed final : public NamedBed {
+ public:
+  static constexpr std::uint32_t kMembers = 8;
+  ZmqTcpBed() : NamedBed("zmq") {
+    hub_.own = make_key_pair().value();
+    for (std::uint32_t i = 0; i < kMembers; ++i) {
+      ControlKeys& m = members_.emplace_back();
+      m.own = make_key_pair().value();
+      m.coordinator = hub_.own.public_key;
+      hub_.admitted.push_back({{Role::kTarget, 0, i}, m.own.public_key});
+    }
+  }
+  std::string control_address() override { return "tcp://127.0.0.1:0"; }
+  std::optional<ControlKeys> control_keys(bool listen) override { return listen ? hub_ : members_[next_++ % kMembers]; }
+
+ private:
+  ControlKeys hub_;
+  std::vector<ControlKeys> members_;
+  std::uint32_t next_ = 0;
+};
+
 class TcpBed final : public NamedBed {
  public:
   explicit TcpBed(std::string security) : NamedBed("tcp"), security_(std::move(security)) {}

@@ -188,6 +188,7 @@ class BrokenControl final : public ControlLane {
       std::erase_if(events, [](const Liveness& l) { return l.event == PeerEvent::kGone; });
     return events;
   }
+  std::string address() const override { return inner_->address(); }
   void abort(Error error) override { inner_->abort(std::move(error)); }
   Status close(Deadline deadline) override { return inner_->close(deadline); }
 

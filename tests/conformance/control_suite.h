@@ -20,8 +20,9 @@ struct Star {
   static Result<Star> make(Bed& bed) {
     Star s;
     s.bed = &bed;
-    s.address = "ipc://" + bed.runtime_dir + "/control.sock";
+    s.address = bed.control_address();
     REFIT_ASSIGN(s.hub, s.open(true));
+    s.address = s.hub->address();  // with the port that it has
     return s;
   }
   Result<std::unique_ptr<ControlLane>> open(bool listen) {
@@ -32,7 +33,9 @@ struct Star {
     options.incarnation = Incarnation(movers.size() + 1);
     REFIT_ASSIGN(auto mover, bed->mover(options));
     movers.push_back(std::move(mover));
-    REFIT_ASSIGN(auto lane, movers.back()->open_control({address, listen, silent_after_ms}));
+    ControlAddress at{address, listen, silent_after_ms};
+    at.keys = bed->control_keys(listen);
+    REFIT_ASSIGN(auto lane, movers.back()->open_control(at));
     events.erase(lane.get());
     return lane;
   }

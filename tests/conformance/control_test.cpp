@@ -13,6 +13,8 @@ INSTANTIATE_TEST_SUITE_P(loopback, Control,
                          name_of);
 INSTANTIATE_TEST_SUITE_P(zmq, Control, testing::ValuesIn(params("zmq", make_bed<NamedBed>("zmq"), control_checks())),
                          name_of);
+INSTANTIATE_TEST_SUITE_P(zmq_tcp, Control,
+                         testing::ValuesIn(params("zmq_tcp", make_bed<ZmqTcpBed>(), control_checks())), name_of);
 
 }  // namespace
 }  // namespace refit::conformance

@@ -82,9 +82,9 @@ void Mailbox::gone(std::uint32_t peer) {
   events_.push_back({peer, PeerEvent::kGone});
 }
 
-void Mailbox::deliver(std::uint32_t peer, std::span<const std::byte> bytes) {
+void Mailbox::deliver(std::uint32_t peer, std::span<const std::byte> bytes, std::optional<MemberName> proven) {
   const std::lock_guard lock(mutex_);
-  in_.push_back({peer, Bytes(bytes.begin(), bytes.end())});
+  in_.push_back({peer, Bytes(bytes.begin(), bytes.end()), proven});
   in_bytes_ += static_cast<std::int64_t>(bytes.size());
   arrived_.notify_one();
 }

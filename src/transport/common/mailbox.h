@@ -22,7 +22,7 @@ class Mailbox {
   void connected(std::uint32_t peer);
   void open_outbox(std::uint32_t peer);
   void gone(std::uint32_t peer);
-  void deliver(std::uint32_t peer, std::span<const std::byte> bytes);
+  void deliver(std::uint32_t peer, std::span<const std::byte> bytes, std::optional<MemberName> proven = std::nullopt);
   bool inbox_full() const;
   // The oldest unsent message to `peer`, taken out; give back what the socket refused.
   std::optional<Bytes> take(std::uint32_t peer);

@@ -131,8 +131,8 @@ Result<std::string> control_path(const std::string& address) {
   constexpr std::string_view kScheme = "ipc://";
   if (address.starts_with("tcp:"))
     return Error(Code::kUnsupported, "control address '" + address +
-                                         "': a TCP listener, loopback too, needs CURVE keys, which this build does not "
-                                         "offer; use ipc:// in a private directory");
+                                         "': TCP, loopback too, needs keys: make them with refit keygen and name this "
+                                         "process' own, or use ipc:// in a private directory on one host");
   if (!address.starts_with(kScheme))
     return Error(Code::kInvalid, "control address '" + address + "' must start with ipc://");
   std::string path = address.substr(kScheme.size());

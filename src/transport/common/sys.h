@@ -30,7 +30,7 @@ Result<std::thread> start_thread(const char* name, std::function<void()> body);
 
 // kInvalid unless `dir` is a directory of ours that nobody else may enter.
 Status check_private_dir(const std::string& dir);
-// The path of an "ipc:///…" address. kUnsupported for tcp (keys are required there), kInvalid for anything else.
+// The path of an "ipc:///…" address. kUnsupported for tcp (it has no path, and needs keys), kInvalid for anything else.
 Result<std::string> control_path(const std::string& address);
 // Listens at `path` inside a private directory. Starters and sweepers take turns by a lock on the directory: a socket
 // that is bound but does not listen yet looks dead.

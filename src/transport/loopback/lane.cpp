@@ -61,6 +61,7 @@ class ControlLoopback final : public ControlLane {
     return message;
   }
   std::vector<Liveness> liveness() override { return mailbox_.liveness(); }
+  std::string address() const override { return "ipc://" + path_; }
   void abort(Error error) override { leave(std::move(error)); }
   Status close(Deadline) override {
     leave(Error(Code::kCancelled, "the control lane is closed"));

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "transport/tcp/net.h"
+#include "transport/common/net.h"
 #include "transport/tcp/turn.h"
 
 namespace refit::transport::tcp {

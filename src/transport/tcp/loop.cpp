@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "transport/tcp/exchange.h"
-#include "transport/tcp/net.h"
+#include "transport/common/net.h"
 
 namespace refit::transport::tcp {
 namespace {

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "transport/tcp/net.h"
+#include "transport/common/net.h"
 
 namespace refit::transport::tcp {
 namespace {

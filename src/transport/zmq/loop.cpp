@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstring>
 
 #include "transport/zmq/lane.h"
 
@@ -31,6 +32,8 @@ class Frame {
   std::span<const std::byte> bytes() {
     return {static_cast<const std::byte*>(zmq_msg_data(&message_)), zmq_msg_size(&message_)};
   }
+  const char* user() { return zmq_msg_gets(&message_, "User-Id"); }  // as the door named it; null without a door
+  int descriptor() { return zmq_msg_get(&message_, ZMQ_SRCFD); }
 
  private:
   zmq_msg_t message_;
@@ -40,15 +43,22 @@ class Frame {
 
 void ControlLaneZmq::loop() {
   while (!mailbox_.failed()) {
-    std::array<zmq_pollitem_t, 3> items{zmq_pollitem_t{nullptr, wake_.fd(), ZMQ_POLLIN, 0},
-                                        zmq_pollitem_t{monitor_, 0, ZMQ_POLLIN, 0},
-                                        zmq_pollitem_t{socket_, 0, ZMQ_POLLIN, 0}};
+    std::array<zmq_pollitem_t, 4> items{zmq_pollitem_t{nullptr, wake_.fd(), ZMQ_POLLIN, 0},
+                                        zmq_pollitem_t{monitor_, 0, ZMQ_POLLIN, 0}};
+    int polled = 2;
+    if (door_) items[static_cast<std::size_t>(polled++)] = {door_->socket(), 0, ZMQ_POLLIN, 0};
     const bool full = mailbox_.inbox_full();
-    (void)zmq_poll(items.data(), full ? 2 : 3, poll_timeout_ms());
+    if (!full) items[static_cast<std::size_t>(polled++)] = {socket_, 0, ZMQ_POLLIN, 0};
+    (void)zmq_poll(items.data(), polled, poll_timeout_ms());
     wake_.lower();
     const std::int64_t now = env_.now_ns();
     forgive_own_gap(now);
     drain_monitor(now);
+    if (door_) {
+      door_->answer_all();
+      strangers_.watch(now);
+      refused_ = door_->refused() + strangers_.cut();
+    }
     if (!full) receive_all(now);
     flush(now);
     keep_alive(now);
@@ -72,22 +82,38 @@ void ControlLaneZmq::forgive_own_gap(std::int64_t now) {
 }
 
 void ControlLaneZmq::drain_monitor(std::int64_t now) {
-  bool hung_up = false;
   while (true) {
     Frame head;
-    if (!head.receive(monitor_)) break;
-    hung_up = true;
+    if (!head.receive(monitor_)) return;
+    // An event's first frame: its number, and a descriptor or a status (native byte order, this process' own).
+    std::uint16_t event = 0;
+    std::int32_t value = 0;
+    if (head.bytes().size() >= sizeof event + sizeof value) {
+      std::memcpy(&event, head.bytes().data(), sizeof event);
+      std::memcpy(&value, head.bytes().data() + sizeof event, sizeof value);
+    }
     for (bool more = head.more(); more;) {
       Frame rest;
       if (!rest.receive(monitor_)) break;
       more = rest.more();
     }
+    if (event == ZMQ_EVENT_ACCEPTED && door_) strangers_.accepted(value, port_, now);
+    if (event == ZMQ_EVENT_DISCONNECTED && door_) strangers_.forget(value);
+    if (event == ZMQ_EVENT_DISCONNECTED) hung_up(now);
+    if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH && !address_.listen)
+      mailbox_.fail(Error(Code::kInvalid, "the coordinator at " + told_ +
+                                              " does not admit this process' key: it is not in its allow-list")
+                        .at_peer("coordinator"));
   }
-  if (!hung_up) return;
+}
+
+void ControlLaneZmq::hung_up(std::int64_t now) {
   if (address_.listen)
     probe_until_ns_ = now + kProbeForNs;  // a router does not say who; pings to all will
   else if (welcomed_)
     drop(0, "hung up");
+  else
+    broken_.fetch_add(1);
 }
 
 void ControlLaneZmq::receive_all(std::int64_t now) {
@@ -107,15 +133,20 @@ void ControlLaneZmq::receive_all(std::int64_t now) {
       tally_->bad.fetch_add(1);
       continue;
     }
-    if (address_.listen)
-      receive(first.bytes(), second.bytes(), now);
-    else
+    if (!address_.listen) {
       receive({}, first.bytes(), now);
+      continue;
+    }
+    Origin from{first.bytes(), std::nullopt};
+    if (door_) {
+      from.proven = door_->who(second.user());
+      if (from.proven) strangers_.forget(second.descriptor());
+    }
+    receive(from, second.bytes(), now);
   }
 }
 
-void ControlLaneZmq::receive(std::span<const std::byte> routing_id, std::span<const std::byte> message,
-                             std::int64_t now) {
+void ControlLaneZmq::receive(const Origin& from, std::span<const std::byte> message, std::int64_t now) {
   tally_->bytes_in.fetch_add(message.size());
   const auto kind = decode(message);
   if (!kind.ok()) {
@@ -124,20 +155,25 @@ void ControlLaneZmq::receive(std::span<const std::byte> routing_id, std::span<co
   }
   std::uint32_t number = 0;
   if (address_.listen) {
-    if (*kind == Kind::kHello) return welcome(routing_id, now);
-    const auto it = by_id_.find(Bytes(routing_id.begin(), routing_id.end()));
+    if (*kind == Kind::kHello) return welcome(from, now);
+    const auto it = by_id_.find(Bytes(from.routing_id.begin(), from.routing_id.end()));
     if (it == by_id_.end()) {
       tally_->foreign.fetch_add(1);
       // It was dropped while it stood still: it must come back as a new peer.
-      if (*kind != Kind::kBye) (void)transmit(routing_id, encode(Kind::kBye));
+      if (*kind != Kind::kBye) (void)transmit(from.routing_id, encode(Kind::kBye));
       return;
     }
     number = it->second;
   }
   const auto peer = peers_.find(number);
   if (peer == peers_.end()) return;
+  // libzmq binds an identity to a connection; a message under another one is nobody's.
+  if (peer->second.proven != from.proven) {
+    tally_->foreign.fetch_add(1);
+    return;
+  }
   peer->second.seen_ns = now;
-  if (*kind == Kind::kData) mailbox_.deliver(number, message.subspan(kHeadBytes));
+  if (*kind == Kind::kData) mailbox_.deliver(number, message.subspan(kHeadBytes), from.proven);
   if (*kind == Kind::kBye) drop(number, "closed its lane");
   if (*kind == Kind::kWelcome && !address_.listen && !welcomed_) {
     welcomed_ = true;
@@ -145,8 +181,12 @@ void ControlLaneZmq::receive(std::span<const std::byte> routing_id, std::span<co
   }
 }
 
-void ControlLaneZmq::welcome(std::span<const std::byte> routing_id, std::int64_t now) {
-  const Bytes id(routing_id.begin(), routing_id.end());
+void ControlLaneZmq::welcome(const Origin& from, std::int64_t now) {
+  const Bytes id(from.routing_id.begin(), from.routing_id.end());
+  if (door_ && !from.proven) {
+    tally_->foreign.fetch_add(1);
+    return;
+  }
   if (!by_id_.contains(id)) {
     if (peers_.size() >= kMaxPeers) {
       tally_->foreign.fetch_add(1);
@@ -154,7 +194,7 @@ void ControlLaneZmq::welcome(std::span<const std::byte> routing_id, std::int64_t
       return;
     }
     by_id_[id] = next_peer_;
-    peers_[next_peer_] = {id, now, now};
+    peers_[next_peer_] = {id, now, now, from.proven};
     mailbox_.connected(next_peer_++);
   }
   (void)transmit(id, encode(Kind::kWelcome));

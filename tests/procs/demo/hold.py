@@ -76,7 +76,7 @@ def refusals(model):
         assert done.returncode not in (0, -6, -11), (arguments, done.returncode, done.stdout, done.stderr)
         assert named in done.stderr + done.stdout, f"{arguments}: '{named}' is not named in: {done.stderr}{done.stdout}"
     done = run("status", "tcp://127.0.0.1:1")
-    assert done.returncode != 0 and "ipc" in done.stderr, done.stderr
+    assert done.returncode != 0 and "--key" in done.stderr, done.stderr
 
 
 def main():

@@ -85,6 +85,53 @@ class Coordinator : public testing::Test {
   std::vector<RoundResult> reports;
 };
 
+// Z1: a proven key speaks for its member and nobody else, whatever the message says of its sender.
+TEST_F(Coordinator, AKeySpeaksForItsMemberOnly) {
+  join();
+  const MemberName keys[] = {
+      {Role::kSource, 0, 0}, {Role::kTarget, 0, 0}, {Role::kTarget, 1, 0}, {Role::kClient, 0, 0}};
+  for (const MemberName& key : keys)
+    for (std::uint32_t m = 0; m < 3; ++m) {
+      const bool own = key == config.shape.name(m);
+      const State before = state;
+      sent.clear();
+      give(Received{m + 1, from(m, wire::Heartbeat{}), key});
+      EXPECT_EQ(state.dropped.wrong_key - before.dropped.wrong_key, own ? 0u : 1u) << key.to_string() << m;
+      if (!own) {
+        EXPECT_TRUE(same(before, state));
+        ASSERT_EQ(sent.size(), 1u);
+        const auto* refused = std::get_if<wire::Refused>(&sent[0].envelope.message);
+        ASSERT_NE(refused, nullptr);
+        EXPECT_THAT(refused->error.message, HasSubstr("the key of " + key.to_string()));
+        EXPECT_FALSE(refused->hello_again);
+      }
+    }
+  wire::Envelope ask;
+  ask.party = wire::Party::kClient;
+  ask.incarnation = Incarnation(5);
+  ask.message = wire::StatusRequest{3};
+  sent.clear();
+  give(Received{9, ask, keys[3]});
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<wire::StatusReply>(sent[0].envelope.message));
+  for (int i = 0; i < 3; ++i) {
+    sent.clear();
+    give(Received{9, ask, keys[i]});
+    ASSERT_EQ(sent.size(), 1u);
+    EXPECT_TRUE(std::holds_alternative<wire::Refused>(sent[0].envelope.message));
+  }
+  EXPECT_THAT(status_json(state), HasSubstr("\"wrong_key\":12"));
+}
+
+TEST_F(Coordinator, StatusTellsWhatASourceOffers) {
+  join();
+  EXPECT_THAT(status_json(state), HasSubstr("\"published\":null"));
+  wire::Heartbeat offer;
+  offer.published = 41;
+  give(Received{1, from(0, offer)});
+  EXPECT_THAT(status_json(state), HasSubstr("\"published\":41"));
+}
+
 TEST_F(Coordinator, AWholeRound) {
   to_staging();
   for (std::uint32_t t : {1u, 2u}) {

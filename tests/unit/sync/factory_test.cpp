@@ -29,13 +29,33 @@ TEST(Factory, OptionsComeFromTheRefitSection) {
 
 TEST(Factory, KeysThatAreNotBuiltAreRefusedByName) {
   EXPECT_TRUE(options_from(Config{}, {}).ok());
-  for (const std::string set :
-       {"refit.serve_lagging=true", "refit.snapshot=true", "refit.shadow=device", "refit.port_range=1-2",
-        "refit.advertise_address=x", "refit.security.bulk=aes_gcm", "refit.compare_only=true"}) {
+  for (const std::string set : {"refit.serve_lagging=true", "refit.snapshot=true", "refit.shadow=device",
+                                "refit.security.bulk=aes_gcm", "refit.compare_only=true"}) {
     const auto options = options_from(load_text("", {set}).config, {});
     ASSERT_FALSE(options.ok()) << set;
     EXPECT_EQ(options.error().code, Code::kUnsupported);
     EXPECT_THAT(options.error().message, testing::HasSubstr(set.substr(0, set.find('='))));
+  }
+}
+
+TEST(Factory, NetworkKeysSayWhereATcpCoordinatorIsReached) {
+  const auto listening = [](const std::string& address, std::vector<std::string> sets) {
+    SyncOptions base;
+    base.control_address = address;
+    return options_from(load_text("", std::move(sets)).config, base);
+  };
+  const auto both = listening("tcp://0.0.0.0:0", {"refit.port_range=7000-7010", "refit.advertise_address=node7"});
+  ASSERT_TRUE(both.ok()) << both.error().to_string();
+  EXPECT_EQ(both->control_address, "tcp://0.0.0.0:7000-7010");
+  EXPECT_EQ(both->advertise_address, "node7");
+  EXPECT_EQ(listening("tcp://[::1]:5", {"refit.port_range=7-9"})->control_address, "tcp://[::1]:7-9");
+  EXPECT_EQ(listening("tcp://host", {"refit.port_range=7-9"})->control_address, "tcp://host:7-9");
+  EXPECT_EQ(listening("tcp://host:3", {})->control_address, "tcp://host:3");
+  for (const std::string set : {"refit.port_range=1-2", "refit.advertise_address=x"}) {
+    const auto nowhere = listening("ipc:///run/x", {set});
+    ASSERT_FALSE(nowhere.ok()) << set;
+    EXPECT_EQ(nowhere.error().code, Code::kInvalid);
+    EXPECT_THAT(nowhere.error().message, testing::HasSubstr(set.substr(0, set.find('='))));
   }
 }
 

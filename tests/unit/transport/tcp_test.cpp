@@ -5,7 +5,7 @@
 
 #include "transport/tcp/frame.h"
 #include "transport/tcp/mac.h"
-#include "transport/tcp/net.h"
+#include "transport/common/net.h"
 #include "transport/tcp/staging.h"
 #include "transport/tcp/stream.h"
 

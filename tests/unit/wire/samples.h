@@ -58,7 +58,7 @@ inline std::vector<Envelope> samples() {
       {Party::kTarget, false, hello},
       {Party::kSource, false, Ready{LayoutEpoch(4), h}},
       {Party::kTarget, false, PlanRefused{LayoutEpoch(4), {error, Error(Code::kInvalid, "")}}},
-      {Party::kTarget, true, Heartbeat{MemberState::kReceiving, Phase::kTransfer, 5, 6, 7, "3 from source:0.0"}},
+      {Party::kTarget, true, Heartbeat{MemberState::kReceiving, Phase::kTransfer, 5, 6, 7, "3 from source:0.0", 1200}},
       {Party::kSource, true, Sealed{7, "policy", digest, {{h, digest}, {{1, 1}, digest}}, sample_bytes(21), 640, h}},
       {Party::kTarget, true, Staged{digest, proof}},
       {Party::kTarget, true, Vote{false, error}},
@@ -112,6 +112,7 @@ inline Envelope without_added_fields(Envelope e) {
     hello->known_version = {};
   }
   if (auto* refused = std::get_if<Refused>(&e.message)) refused->promise = {};
+  if (auto* heartbeat = std::get_if<Heartbeat>(&e.message)) heartbeat->published = -1;
   return e;
 }
 

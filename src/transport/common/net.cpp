@@ -1,4 +1,4 @@
-#include "transport/tcp/net.h"
+#include "transport/common/net.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -10,7 +10,7 @@
 #include <cstring>
 #include <memory>
 
-namespace refit::transport::tcp {
+namespace refit::transport {
 namespace {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
@@ -80,6 +80,7 @@ Result<Listening> listen_on(const std::string& address, const Ports& ports, std:
     REFIT_ASSIGN(const Addresses one, resolve(host, port, true));
     Fd fd(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd.valid()) return Error(Code::kExhausted, std::string("socket: ") + std::strerror(errno));
+    set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // connections of a dead process linger; a living listener still refuses
     if (::bind(fd.get(), one->ai_addr, one->ai_addrlen) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) {
       REFIT_ASSIGN(const std::uint16_t got, bound_port(fd.get()));
       return Listening{std::move(fd), host, got};
@@ -120,4 +121,4 @@ int pending_error(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
 }
 
-}  // namespace refit::transport::tcp
+}  // namespace refit::transport

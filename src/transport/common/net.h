@@ -1,8 +1,8 @@
-// Sockets of the tcp mover: listening in a port range, connecting without waiting, the options every connection gets.
+// TCP sockets of movers: listening in a port range, connecting without waiting, the options every connection gets.
 #pragma once
 #include "core/core.h"
 
-namespace refit::transport::tcp {
+namespace refit::transport {
 
 struct Ports {
   std::uint16_t low = 0, high = 0;  // 0: the system chooses
@@ -22,4 +22,4 @@ Result<Fd> connect_to(const std::string& host, std::uint16_t port);
 void tune(int fd, std::int64_t stall_ns);
 int pending_error(int fd);
 
-}  // namespace refit::transport::tcp
+}  // namespace refit::transport

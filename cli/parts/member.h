@@ -1,0 +1,71 @@
+// What publish and serve share: the options of a member's process, and the seats of the ranks that live in it.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/agent.h"
+#include "cli/command.h"
+#include "cli/demo/model_source.h"
+#include "cli/parts/events.h"
+#include "sync/sync.h"
+
+namespace refit::cli {
+
+struct PartOptions {
+  std::string address, keys, model, spec, transport = "tcp", runtime_dir, config;
+  std::vector<std::string> sets;
+  std::string security_bulk, port_range, advertise;  // empty: the configuration's
+  int rank = -1;                                     // -1: all of this instance
+  int streams = 2, threads = 1;
+  double join_timeout_s = 120;
+  std::uint64_t seed = 1;
+  double share = 0.01;
+};
+void declare(CLI::App& command, Context& context, PartOptions& options);
+
+// Everything that the ranks of one process have in common.
+struct Part {
+  PartOptions options;
+  ModelSource model;
+  std::shared_ptr<const model::Layout> layout;
+  sync::Config config;
+  engine::StepRule rule;
+  std::uint32_t ranks_per_instance = 0;
+};
+Result<Part> open_part(const PartOptions& options);
+
+// The key of a rank, checked against its name and (all ranks of a process) against one job.
+Result<std::unique_ptr<agent::Seat>> take_seat(const Part& part, const MemberName& name);
+
+// Runs `body` for every rank that this process has, each on a thread of its own, until all return, one fails, or the
+// process is asked to end (`stop` is raised). The first error, naming its rank.
+using RankBody = std::function<Status(const MemberName& name, const std::atomic<bool>& stop)>;
+Status run_ranks(const Part& part, Role role, std::uint32_t instance, const RankBody& body);
+
+// Serves the protocol for a slice, and fails when the coordinator has not admitted this process by the join deadline.
+class Slices {
+ public:
+  Slices(agent::Agent& agent, double join_timeout_s, Events& events, std::string who)
+      : agent_(agent), deadline_(Deadline::after_s(join_timeout_s)), events_(events), who_(std::move(who)) {}
+  Result<agent::AgentReport> run();
+
+ private:
+  agent::Agent& agent_;
+  const Deadline deadline_;
+  Events& events_;
+  const std::string who_;
+  bool joined_ = false;
+};
+
+// The newest of the checkpoint directories PARENT/…N, by the number that its name ends with. Names that begin with a
+// dot are left out, so that one may be written under such a name and renamed.
+struct Numbered {
+  std::int64_t number = -1;  // none
+  std::string path;
+};
+Result<Numbered> newest_directory(const std::string& parent);
+
+}  // namespace refit::cli

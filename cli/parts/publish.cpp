@@ -1,0 +1,159 @@
+// refit publish: the ranks of a trainer in a process of their own. Offers a checkpoint, then training-like steps or the
+// checkpoints that appear in a directory, each until every replica serves it.
+#include "cli/command.h"
+#include "cli/parts/member.h"
+
+namespace refit::cli {
+namespace {
+
+constexpr double kGuardS = 600;  // how long a write waits for the round that holds the weights
+
+struct PublishOptions : PartOptions {
+  std::int64_t steps = 0, from_step = 0;
+  std::string watch;
+  bool hold = false;
+};
+
+// One source rank.
+class Publisher {
+ public:
+  Publisher(const PublishOptions& options, const Part& part, const MemberName& name, Events& events)
+      : options_(options), part_(part), name_(name), events_(events) {}
+
+  Status run(const std::atomic<bool>& stop) {
+    REFIT_TRY(open());
+    Slices slices(*agent_, options_.join_timeout_s, events_, name_.to_string());
+    while (!stop) {
+      REFIT_ASSIGN(const agent::AgentReport report, slices.run());
+      if (report.version.number != told_ && report.version.number > 0) {
+        told_ = report.version.number;
+        events_.tell(name_.to_string(), "committed",
+                     {{"version", told_}, {"step", report.version.step}, {"digest", report.version.digest.hex()}});
+      }
+      const bool served = told_ > 0 && report.version.step == step_;
+      if (options_.watch.empty()) {
+        if (served && step_ == options_.steps && !options_.hold) break;
+        if (served && step_ < options_.steps) REFIT_TRY(train(stop));
+      } else {
+        REFIT_TRY(look(stop));
+      }
+    }
+    const Status closed = agent_->close(Deadline::after_s(2));
+    const Status movers = seat_->close(Deadline::after_s(4));
+    return closed.ok() ? movers : closed;
+  }
+
+ private:
+  Status open() {
+    REFIT_ASSIGN(seat_, take_seat(part_, name_));
+    REFIT_ASSIGN(trainer_,
+                 engine::ReferenceTrainer::make(system_env(), part_.layout, Rank(name_.rank), &seat_->budget()));
+    REFIT_TRY(part_.model.fill(*trainer_, options_.seed));
+    for (std::int64_t s = 1; s <= options_.from_step; ++s) trainer_->step(part_.rule, s);
+    REFIT_ASSIGN(agent_, agent::make_source_agent(seat_->options(), *trainer_));
+    offer(options_.from_step);
+    return {};
+  }
+
+  void offer(std::int64_t step) {
+    step_ = step;
+    agent_->publish(step, "policy");
+    events_.tell(name_.to_string(), "offers", {{"step", step}});
+  }
+
+  // Waits until no round holds the weights, serving it meanwhile.
+  Result<bool> free_to_write(const std::atomic<bool>& stop) {
+    const Deadline deadline = Deadline::after_s(kGuardS);
+    Status free = agent_->guard(Deadline::after_ns(0));
+    while (!free.ok() && !deadline.over() && !stop) {
+      REFIT_TRY(agent_->run(Deadline::after_ns(20'000'000)));
+      free = agent_->guard(Deadline::after_ns(0));
+    }
+    if (stop) return false;
+    REFIT_TRY(free);
+    return true;
+  }
+
+  Status train(const std::atomic<bool>& stop) {
+    REFIT_ASSIGN(const bool free, free_to_write(stop));
+    if (!free) return {};
+    trainer_->step(part_.rule, step_ + 1);
+    offer(step_ + 1);
+    return {};
+  }
+
+  // A newer checkpoint takes the place of what is offered, served or not: all ranks see the same one in the end.
+  Status look(const std::atomic<bool>& stop) {
+    REFIT_ASSIGN(const Numbered newest, newest_directory(options_.watch));
+    if (newest.number <= step_ || newest.path == bad_) return {};
+    Result<ModelSource> model = ModelSource::open(newest.path);
+    const Status fits = model.ok() ? check(*model) : Status(model.error());
+    if (!fits.ok()) {
+      bad_ = newest.path;  // told once; the former one stays on offer
+      events_.tell(name_.to_string(), "skips", {{"directory", newest.path}, {"error", fits.error().to_string()}});
+      return {};
+    }
+    REFIT_ASSIGN(const bool free, free_to_write(stop));
+    if (!free) return {};
+    REFIT_TRY(model->fill(*trainer_, options_.seed));
+    offer(newest.number);
+    return {};
+  }
+
+  Status check(const ModelSource& model) const {
+    REFIT_ASSIGN(const auto layout, model.layout(options_.spec));
+    if (layout->digest() != part_.layout->digest()) return Error(Code::kMismatch, "its layout is not that of --model");
+    return model.covers(*part_.layout);
+  }
+
+  const PublishOptions& options_;
+  const Part& part_;
+  const MemberName name_;
+  Events& events_;
+  std::unique_ptr<agent::Seat> seat_;
+  std::unique_ptr<engine::ReferenceTrainer> trainer_;
+  std::unique_ptr<agent::SourceAgent> agent_;
+  std::int64_t step_ = 0;
+  std::uint64_t told_ = 0;  // version
+  std::string bad_;
+};
+
+Status publish(Context& context, const PublishOptions& o) {
+  if (!o.watch.empty() && o.steps > 0)
+    return Error(Code::kInvalid, "--steps and --watch both say what comes next: give one");
+  if (o.watch.empty() && o.from_step > o.steps) return Error(Code::kInvalid, "--from-step lies beyond --steps");
+  (void)asked_to_end();
+  REFIT_ASSIGN(const Part part, open_part(o));
+  if (part.layout->instances() != 1)
+    return Error(Code::kInvalid, "--source '" + o.spec + "' has replicas; there is one trainer");
+  Events events(context.json);
+  return run_ranks(part, Role::kSource, 0, [&](const MemberName& name, const std::atomic<bool>& stop) {
+    return Publisher(o, part, name, events).run(stop);
+  });
+}
+
+void setup_publish(CLI::App& app, Context& context) {
+  auto o = std::make_shared<PublishOptions>();
+  CLI::App* c =
+      app.add_subcommand("publish", "The ranks of a trainer: offers a checkpoint's weights, and what follows them");
+  declare(*c, context, *o);
+  c->add_option("--source", o->spec, "Layout of the trainer, e.g. fsdp=2,tp=2")->required();
+  c->add_option("--steps", o->steps, "Training-like steps, each offered when the one before is served")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c->add_option("--from-step", o->from_step, "Begin after so many steps, as a restarted trainer does")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c->add_option(
+      "--watch", o->watch,
+      "Directory of checkpoint directories whose names end in a number: the highest is offered, under that step");
+  c->add_flag("--hold", o->hold, "Stay, and offer the last step again to whoever comes back");
+  c->callback([o, &context] {
+    const Status s = publish(context, *o);
+    if (!s.ok()) fail(context, s.error());
+  });
+}
+REFIT_COMMAND("publish", setup_publish);
+
+}  // namespace
+}  // namespace refit::cli

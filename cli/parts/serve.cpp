@@ -1,0 +1,123 @@
+// refit serve: the ranks of one rollout replica in a process of their own, with the reference engine.
+#include "cli/command.h"
+#include "cli/parts/member.h"
+
+namespace refit::cli {
+namespace {
+
+struct ServeOptions : PartOptions {
+  std::uint32_t replica = 0;
+  std::int64_t until_step = -1;
+  bool check = false;
+  std::string watch;
+};
+
+// One target rank.
+class Server {
+ public:
+  Server(const ServeOptions& options, const Part& part, const MemberName& name, Events& events)
+      : options_(options), part_(part), name_(name), events_(events) {}
+
+  Status run(const std::atomic<bool>& stop) {
+    REFIT_TRY(open());
+    Slices slices(*agent_, options_.join_timeout_s, events_, name_.to_string());
+    while (!stop) {
+      REFIT_ASSIGN(const agent::AgentReport report, slices.run());
+      const Version v = engine_->version();
+      if (v.number != told_ && v.number > 0 && report.state == "Serving") {
+        told_ = v.number;
+        REFIT_TRY(tell(v, report));
+      }
+      if (options_.until_step >= 0 && told_ > 0 && v.step >= options_.until_step && report.state == "Serving" &&
+          !agent_->busy())
+        break;
+    }
+    engine_->stop_serving();
+    const engine::ServeCounts c = engine_->counts();
+    events_.tell(name_.to_string(), "served",
+                 {{"forwards", c.forwards}, {"torn", c.torn}, {"stale_cache", c.stale_cache}});
+    const Status closed = agent_->close(Deadline::after_s(2));
+    const Status movers = seat_->close(Deadline::after_s(4));
+    if (c.torn > 0 || c.stale_cache > 0)
+      return Error(Code::kInternal, "a forward pass saw weights of two versions, or a stale cache");
+    return closed.ok() ? movers : closed;
+  }
+
+ private:
+  Status open() {
+    REFIT_ASSIGN(seat_, take_seat(part_, name_));
+    const Rank rank(name_.instance * part_.ranks_per_instance + name_.rank);
+    REFIT_ASSIGN(engine_, engine::ReferenceEngine::make(part_.layout, rank, &seat_->budget()));
+    REFIT_ASSIGN(agent_, agent::make_target_agent(seat_->options(), *engine_, *engine_));
+    engine_->start_serving();
+    return {};
+  }
+
+  Status tell(const Version& v, const agent::AgentReport& report) {
+    nlohmann::ordered_json fields{{"version", v.number},
+                                  {"step", v.step},
+                                  {"digest", v.digest.hex()},
+                                  {"transfer_seconds", static_cast<double>(report.stage_ns) * 1e-9},
+                                  {"bytes", report.bytes_staged}};
+    if (options_.check) {
+      REFIT_ASSIGN(const Witness w, compare(v));
+      fields["compared_bytes"] = w.bytes;
+    }
+    events_.tell(name_.to_string(), "serves", fields);
+    return {};
+  }
+
+  // An independent reading of what the trainer should have sent.
+  Result<Witness> compare(const Version& v) {
+    if (options_.watch.empty() || v.step == 0)
+      return compare_live(part_.model, options_.seed, part_.rule, v.step, *engine_);
+    REFIT_ASSIGN(const Numbered newest, newest_directory(options_.watch));
+    if (newest.number != v.step)
+      return Error(Code::kMismatch,
+                   "--watch " + options_.watch + " has no longer the checkpoint of step " + std::to_string(v.step));
+    REFIT_ASSIGN(const ModelSource model, ModelSource::open(newest.path));
+    return compare_live(model, options_.seed, part_.rule, 0, *engine_);
+  }
+
+  const ServeOptions& options_;
+  const Part& part_;
+  const MemberName name_;
+  Events& events_;
+  std::unique_ptr<agent::Seat> seat_;
+  std::unique_ptr<engine::ReferenceEngine> engine_;
+  std::unique_ptr<agent::Agent> agent_;
+  std::uint64_t told_ = 0;  // version
+};
+
+Status serve(Context& context, const ServeOptions& o) {
+  (void)asked_to_end();
+  REFIT_ASSIGN(const Part part, open_part(o));
+  if (o.replica >= static_cast<std::uint32_t>(part.layout->instances()))
+    return Error(Code::kInvalid, "--replica " + std::to_string(o.replica) + ": '" + o.spec + "' has " +
+                                     std::to_string(part.layout->instances()) + " (replicas=N in --target)");
+  Events events(context.json);
+  return run_ranks(part, Role::kTarget, o.replica, [&](const MemberName& name, const std::atomic<bool>& stop) {
+    return Server(o, part, name, events).run(stop);
+  });
+}
+
+void setup_serve(CLI::App& app, Context& context) {
+  auto o = std::make_shared<ServeOptions>();
+  CLI::App* c = app.add_subcommand("serve", "The ranks of one rollout replica, with the reference engine");
+  declare(*c, context, *o);
+  c->add_option("--target", o->spec, "Layout of all rollout engines, e.g. vllm:tp=2,replicas=2")->required();
+  c->add_option("--replica", o->replica, "Which of them this process is")->capture_default_str();
+  c->add_option("--until-step", o->until_step, "End when this step or a later one is served")
+      ->check(CLI::NonNegativeNumber);
+  c->add_flag("--check", o->check,
+              "Compare every version byte for byte with --model and the same steps, and fail when they differ");
+  c->add_option("--watch", o->watch, "With --check: the directory that the trainer watches");
+  c->callback([o, &context] {
+    const Status s = serve(context, *o);
+    if (!s.ok()) fail(context, s.error());
+  });
+}
+REFIT_COMMAND("serve", setup_serve);
+
+}  // namespace
+}  // namespace refit::cli

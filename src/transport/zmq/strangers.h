@@ -1,0 +1,38 @@
+// Connections of a TCP listener that have not said hello under an admitted key yet: what they may cost, and the cut
+// when they cost more. libzmq accepts and handshakes; it tells of each connection by its descriptor's number only.
+#pragma once
+#include <map>
+#include <string>
+
+#include "core/core.h"
+
+namespace refit::transport::zmq {
+
+inline constexpr std::size_t kMaxStrangers = 128, kMaxStrangersPerAddress = 64;
+inline constexpr std::int64_t kHandshakeNs = 10 * kNsPerSecond;
+inline constexpr std::uint64_t kMaxStrangerBytes = 16 << 10;
+
+// *thread-compatible*.
+class Strangers {
+ public:
+  // `own_port`: the listener's. A number that is another descriptor's by now is left alone.
+  void accepted(int fd, std::uint16_t own_port, std::int64_t now);
+  // It has proven a key, or is gone.
+  void forget(int fd) { strangers_.erase(fd); }
+  // Cuts who is too slow or has sent too much.
+  void watch(std::int64_t now);
+  std::uint64_t cut() const { return cut_; }
+
+ private:
+  struct Stranger {
+    Fd hold;  // a second descriptor of the same connection, so that the cut hits no other
+    std::string address;
+    std::int64_t since_ns = 0;
+  };
+  void cut(const Stranger& one);
+
+  std::map<int, Stranger> strangers_;  // by libzmq's descriptor
+  std::uint64_t cut_ = 0;
+};
+
+}  // namespace refit::transport::zmq
