@@ -21,18 +21,20 @@ DEADLINE = 1800
 
 INTRODUCTION = """# Proven against
 
-Refit's rules compared with modules that Refit did not write. Written by `make test-live WRITE=1` and `make test-sglang
-WRITE=1`; without WRITE they run all of it again and fails when a row is missing, new, or compared another number of things. Models are tiny and random, with an odd vocabulary, two KV heads and
-widths that differ pairwise; no parameter keeps a value that a fresh model gives it. `things` counts tensors, parameters over all
-ranks, shards, or logits.
+Refit's rules compared with modules that Refit did not write. `make test-live` and `make test-sglang` run all of it again and fail
+when a row is missing, new, or compared another number of things; with WRITE=1 they write this page. Models are tiny and random,
+with an odd vocabulary, two KV heads and widths that differ pairwise; no parameter keeps a value that a fresh model gives it.
+`things` counts tensors, parameters over all ranks, shards, or logits.
 
-What the comparisons put in the place of missing hardware: ranks of vLLM are played in one process (a group of one says that it
-is member r of T), and its models, like SGLang's, are compared before the engine's post-processing; Megatron-Core's local modules run on the CPU with
-`torch.cuda.current_device`, `Tensor.cuda` and the GPU random state replaced, latent attention's kernel by plain causal attention,
-Qwen3-Next's and 3.5's norms by one that counts from 1, and the delta net's L2 norm by a line of torch; gpt-oss runs there
-without sliding windows and yarn; Nemotron-H's mixer takes a norm with nothing but its weight from a missing package, and its
-convolution has the names of this release (`mixer.conv1d.weight`; Refit writes those of later ones). SGLang's DP attention is that
-with `--enable-dp-lm-head`.
+What stands in for what a machine without a GPU lacks:
+- vLLM: ranks are played in one process (a group of one says that it is member r of T); experts without gates are allowed though its
+  CPU kernels lack them. Its models, and SGLang's, are compared before the engine repacks them.
+- SGLang: two operators of another engine are names without bodies; no NCCL communicator. DP attention is that with
+  `--enable-dp-lm-head`.
+- Megatron-Core: `torch.cuda.current_device`, `Tensor.cuda` and the GPU's random state are replaced; latent attention's kernel is
+  plain causal attention, Qwen3-Next's and 3.5's norms count from 1 as under Transformer Engine, the delta net's L2 norm is a line of
+  torch, Nemotron-H's mixer takes a norm with nothing but its weight. gpt-oss runs without sliding windows and yarn. Nemotron-H's
+  convolution has the names of this release there (`mixer.conv1d.weight`); Refit writes those of later ones.
 """
 
 
