@@ -46,9 +46,11 @@ EXPERTS = DENSE + [("sglang:tp=4,ep=2", dict(tp_size=4, ep_size=2))]
 # Which models have DP attention is SGLang's choice, model by model.
 SHARED = [("sglang:tp=2,dp=2", dict(tp_size=4, dp_size=2, enable_dp_attention=True, enable_dp_lm_head=True))]
 WITH_DP = ("qwen3", "glm4_moe")
-CHANGES = {"qwen3_moe": dict(mlp_only_layers=[])}  # its class makes every layer one of experts
+# Its Qwen3-MoE makes every layer one of experts; gpt-oss counts its width in blocks of 32.
+CHANGES = {"qwen3_moe": dict(mlp_only_layers=[]), "gpt_oss": dict(intermediate_size=128)}
 # gpt-oss: a backend that knows sinks (never run here), and experts as they are loaded, not as its default kernels turn them.
 KEYS = {"gpt_oss": dict(attention_backend="triton", moe_runner_backend="triton")}
+REFUSED = {("gpt_oss", "sglang:tp=4")}  # its own loader ends there with mismatched sizes (2 KV heads)
 # Families that SGLang 0.5.23 has no such model of, and why.
 MISSING = {"llama, biases": "its Llama has no biases in the MLP", "deepseek_v3": "its latent attention is not made without a GPU", "deepseek_v3, no q-LoRA": "its latent attention is not made without a GPU", "gemma4": "its configuration does not load with this transformers", "gemma4, experts, k = v": "its configuration does not load with this transformers",
            "nemotron_h": "Refit has no rules for it", "nemotron_h, one group": "Refit has no rules for it"}
@@ -171,6 +173,8 @@ def main():
             (source / "config.json").write_text(json.dumps(config | dict(full_attention_interval=2)))
         if desk.knows(source, name):
             for spec, keys in (EXPERTS if models.has_experts(name) else DENSE) + SHARED * (name in WITH_DP):
+                if (name, spec) in REFUSED:
+                    continue
                 with desk.row(name, "files = bytes of load_weights, padding included; rule-made layout = traced layout", spec) as row:
                     row["checked"] = compare(desk, source, spec, keys | KEYS.get(name, {}))
         shutil.rmtree(source)
