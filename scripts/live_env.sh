@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# Makes .cache/venv-live: the frameworks that tests/live compares with, at the versions of tests/live/requirements.txt.
-# About 7 GB and a few minutes the first time; nothing to do when it is there and the list is the same.
+# Makes .cache/venv-live, or with the argument `sglang` .cache/venv-sglang: the frameworks that tests/live compares with, at the
+# versions of tests/live/requirements.txt (requirements-sglang.txt). 7 GB (10 GB) and a few minutes the first time; nothing to
+# do when it is there and the list is the same.
 set -eu
 cd "$(dirname "$0")/.."
-venv=.cache/venv-live
-list=tests/live/requirements.txt
+case "${1:-live}" in
+  live) venv=.cache/venv-live list=tests/live/requirements.txt ;;
+  sglang) venv=.cache/venv-sglang list=tests/live/requirements-sglang.txt ;;
+  *) echo "live_env: '$1' is neither live nor sglang" >&2; exit 2 ;;
+esac
 want="$(sha256sum <"$list") $(python3 --version)"
 [ "$(cat "$venv/installed" 2>/dev/null || true)" = "$want" ] && exit 0
 
