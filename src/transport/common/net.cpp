@@ -81,8 +81,8 @@ Result<Listening> listen_on(const std::string& address, const Ports& ports, std:
     REFIT_ASSIGN(const Addresses one, resolve(host, port, true));
     Fd fd(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd.valid()) return Error(Code::kExhausted, std::string("socket: ") + std::strerror(errno));
-    set(fd.get(), SOL_SOCKET, SO_REUSEADDR,
-        1);  // connections of a dead process linger; a living listener still refuses
+    // Connections of a dead process linger at its port; a living listener still refuses.
+    set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
     if (::bind(fd.get(), one->ai_addr, one->ai_addrlen) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) {
       REFIT_ASSIGN(const std::uint16_t got, bound_port(fd.get()));
       return Listening{std::move(fd), host, got};
