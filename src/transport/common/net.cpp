@@ -65,14 +65,15 @@ Result<Ports> parse_ports(const std::string& text) {
   return out;
 }
 
-Result<Listening> listen_on(const std::string& address, const Ports& ports, std::uint64_t random) {
+Result<Listening> listen_on(const std::string& address, const Ports& ports, std::uint64_t random,
+                            const std::string& option) {
   const std::string wanted = address.empty() ? "127.0.0.1" : address;
   auto found = resolve(wanted, 0, false);
-  if (!found.ok()) return Error(Code::kInvalid, "advertise_address: " + found.error().message);
+  if (!found.ok()) return Error(Code::kInvalid, option + ": " + found.error().message);
   const addrinfo& at = **found;
   char host[NI_MAXHOST] = {};
   if (::getnameinfo(at.ai_addr, at.ai_addrlen, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0)
-    return Error(Code::kInvalid, "advertise_address '" + wanted + "' has no numeric form");
+    return Error(Code::kInvalid, option + " '" + wanted + "' has no numeric form");
   const std::uint32_t count = ports.low == 0 ? 1 : std::uint32_t{ports.high} - ports.low + 1;
   int last = 0;
   for (std::uint32_t i = 0; i < count; ++i) {  // from a random start, so that many movers of a host spread
@@ -80,7 +81,8 @@ Result<Listening> listen_on(const std::string& address, const Ports& ports, std:
     REFIT_ASSIGN(const Addresses one, resolve(host, port, true));
     Fd fd(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd.valid()) return Error(Code::kExhausted, std::string("socket: ") + std::strerror(errno));
-    set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // connections of a dead process linger; a living listener still refuses
+    // Connections of a dead process linger at its port; a living listener still refuses.
+    set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
     if (::bind(fd.get(), one->ai_addr, one->ai_addrlen) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) {
       REFIT_ASSIGN(const std::uint16_t got, bound_port(fd.get()));
       return Listening{std::move(fd), host, got};

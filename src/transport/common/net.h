@@ -14,8 +14,10 @@ struct Listening {
   std::string host;  // numeric
   std::uint16_t port = 0;
 };
-// On `address` (a name or number; empty: 127.0.0.1). A taken port is skipped; kExhausted when the whole range is taken.
-Result<Listening> listen_on(const std::string& address, const Ports& ports, std::uint64_t random);
+// On `address` (a name or number; empty: 127.0.0.1), which errors call `option`. A taken port is skipped; kExhausted
+// when the whole range is taken.
+Result<Listening> listen_on(const std::string& address, const Ports& ports, std::uint64_t random,
+                            const std::string& option = "advertise_address");
 // Starts a connection; it is made when the descriptor becomes writable.
 Result<Fd> connect_to(const std::string& host, std::uint16_t port);
 // No delay, and the kernel's own judgement of a peer that acknowledges nothing.

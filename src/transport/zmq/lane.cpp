@@ -120,7 +120,7 @@ Status ControlLaneZmq::attach() {
 
 Status ControlLaneZmq::listen_tcp() {
   REFIT_ASSIGN(const Endpoint where, parse_endpoint(address_.address, true));
-  REFIT_ASSIGN(Listening at, listen_on(where.host, where.ports, env_.random_u64()));
+  REFIT_ASSIGN(Listening at, listen_on(where.host, where.ports, env_.random_u64(), "control address"));
   REFIT_TRY(set(socket_, ZMQ_USE_FD, "ZMQ_USE_FD", at.fd.get()));
   if (zmq_bind(socket_, to_address(at.host, at.port).c_str()) != 0)
     return zmq_error("cannot listen on " + address_.address);
