@@ -20,7 +20,7 @@ ARROWS = {
     "plan": {"core", "model"},
     "transport": {"core", "memory"},
     "engine": {"core", "memory", "model"},
-    "install": {"core", "memory", "kernel", "wire"},
+    "install": {"core", "memory", "kernel", "codec", "wire"},
     "coordinator": {"core", "wire", "transport", "memory"},
 }
 ARROWS["agent"] = set(ARROWS)
