@@ -1,5 +1,7 @@
 #include "agent/baseline.h"
 
+#include <cstring>
+
 namespace refit::agent {
 namespace {
 // Deltas of one round may take so much of what they stand for; a bucket that finds no room goes complete.

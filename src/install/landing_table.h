@@ -44,7 +44,7 @@ struct BucketTable {
   std::vector<std::int64_t> packed_starts;  // where each segment begins when the bucket arrives packed
   std::int64_t packed_bytes = 0;
   std::int64_t bytes = 0;
-  std::vector<Section> sections;  // of the packed bytes, where the bucket may arrive as a delta; else empty
+  std::vector<Section> sections{};  // of the packed bytes, where the bucket may arrive as a delta; else empty
 };
 
 // A box of a tensor in this rank's own memory: what a re-read digests.

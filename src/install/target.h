@@ -151,7 +151,7 @@ struct StartStaging {
   Txn txn;
   wire::Begin begin;
   std::vector<wire::LendEntry> sources;
-  Txn base;  // deltas may be made against it; counter 0: only complete buckets
+  Txn base{};  // deltas may be made against it; counter 0: only complete buckets
 };  // → kStage
 struct CancelStaging {
   Txn txn;

@@ -97,7 +97,7 @@ struct Hello {
 struct Ready {
   LayoutEpoch layout_epoch;
   PlanId plan;
-  Txn base;  // target: the round whose bytes it holds in the form that deltas are made against; counter 0: none
+  Txn base{};  // target: the round whose bytes it holds in the form that deltas are made against; counter 0: none
   friend bool operator==(const Ready&, const Ready&) = default;
 };
 struct PlanRefused {
@@ -237,8 +237,8 @@ struct Begin {
   std::int64_t stall_ns = 0, total_ns = 0;  // what is left for this member, already less a margin (rule L1)
   // Deltas may be made against the bytes of this round (counter 0: none) for all targets but those listed, which hold
   // something else and get complete buckets.
-  Txn base;
-  std::vector<std::uint32_t> without;  // ascending members
+  Txn base{};
+  std::vector<std::uint32_t> without{};  // ascending members
   bool serves_delta(std::uint32_t member) const;
   friend bool operator==(const Begin&, const Begin&) = default;
 };
