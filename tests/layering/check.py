@@ -32,7 +32,7 @@ VENDOR = {
     "hwy/": {"kernel", "codec"},
     "nlohmann/": {"model", "files", "sync", "cli", "bench", "coordinator", "agent"},
     "flatbuffers/": {"wire"},
-    "zmq.hpp": {"transport/zmq"}, "zmq.h": {"transport/zmq"}, "openssl/": {"transport/tcp"},
+    "zmq.hpp": {"transport/zmq"}, "zmq.h": {"transport/zmq", "transport/zmq_sparse"}, "openssl/": {"transport/tcp"},
     "yaml-cpp/": {"sync"},
     "CLI/": {"cli"},
     "fmt/": {"cli"}, "spdlog/": {"cli"}, "nanobind/": {"python"},

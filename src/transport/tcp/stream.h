@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "transport/tcp/mac.h"
-#include "transport/tcp/staging.h"
+#include "transport/common/staging.h"
 
 namespace refit::transport::tcp {
 

@@ -6,7 +6,7 @@
 #include "transport/tcp/frame.h"
 #include "transport/tcp/mac.h"
 #include "transport/common/net.h"
-#include "transport/tcp/staging.h"
+#include "transport/common/staging.h"
 #include "transport/tcp/stream.h"
 
 namespace refit::transport::tcp {
