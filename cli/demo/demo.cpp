@@ -156,8 +156,8 @@ class Demo {
     const coordinator::RoundResult& r = report.round;
     const std::vector<json> reports = fleet_->ask("report", std::nullopt, Deadline::after_s(kAnswerS));
     std::int64_t seal = 0, stage = 0;
-    json deltas{{"unchanged", 0}, {"delta", 0},        {"raw", 0},          {"elements", 0},  {"changed", 0},
-                {"delta_bytes", 0}, {"delta_changed", 0}, {"bytes_wire", 0}};
+    json deltas{{"unchanged", 0}, {"delta", 0},       {"raw", 0},           {"elements", 0},
+                {"changed", 0},   {"delta_bytes", 0}, {"delta_changed", 0}, {"bytes_wire", 0}};
     std::int64_t pack = 0, encode = 0, unpack = 0, base = 0;
     json resources = json::object();
     for (std::size_t m = 0; m < reports.size(); ++m)
@@ -211,7 +211,9 @@ class Demo {
             {"attempted", r.number},
             {"digest", r.version.digest.hex()},
             {"bytes_useful", world_.bytes_needed},
-            {"bytes_wire", !report.ok() ? 0 : sparse ? deltas["bytes_wire"].get<std::int64_t>() : world_.bytes_moved},
+            {"bytes_wire", !report.ok() ? 0
+                           : sparse     ? deltas["bytes_wire"].get<std::int64_t>()
+                                        : world_.bytes_moved},
             {"deltas", sparse ? deltas : json(nullptr)},
             {"publish_seconds", static_cast<double>(seal) * 1e-9},
             {"transfer_seconds", transfer},
@@ -248,12 +250,12 @@ class Demo {
            : (report.round.error ? report.round.error->to_string() : std::string("no error was reported"))));
     if (ok && row["deltas"].is_object()) {
       const json& e = row["deltas"];
-      say(fmt::format("     buckets: {} unchanged, {} delta, {} raw; {:.2f} % changed, {:.2f} bits each; pack {:.3f} s, "
-                      "encode {:.3f} s, apply {:.3f} s, base {:.3f} s",
-                      e["unchanged"].get<int>(), e["delta"].get<int>(), e["raw"].get<int>(),
-                      e["changed_share"].get<double>() * 100, e["bits_per_changed"].get<double>(),
-                      e["pack_seconds"].get<double>(), e["encode_seconds"].get<double>(),
-                      e["apply_seconds"].get<double>(), e["base_seconds"].get<double>()));
+      say(fmt::format(
+          "     buckets: {} unchanged, {} delta, {} raw; {:.2f} % changed, {:.2f} bits each; pack {:.3f} s, "
+          "encode {:.3f} s, apply {:.3f} s, base {:.3f} s",
+          e["unchanged"].get<int>(), e["delta"].get<int>(), e["raw"].get<int>(), e["changed_share"].get<double>() * 100,
+          e["bits_per_changed"].get<double>(), e["pack_seconds"].get<double>(), e["encode_seconds"].get<double>(),
+          e["apply_seconds"].get<double>(), e["base_seconds"].get<double>()));
     }
     if (!row["witness_error"].get<std::string>().empty())
       say("     WITNESS: " + row["witness_error"].get<std::string>());

@@ -53,7 +53,8 @@ Result<Kill> parse_kill(const std::string& text) {
 
 std::string MemoryBill::to_string() const {
   return fmt::format(
-      "memory: trainer shards {} + snapshots {} + rollout shards {} + shadows {} + staging {} + baselines {} + processes {} = "
+      "memory: trainer shards {} + snapshots {} + rollout shards {} + shadows {} + staging {} + baselines {} + "
+      "processes {} = "
       "{}; available {}",
       human_bytes(source_shards), human_bytes(snapshots), human_bytes(target_shards), human_bytes(shadows),
       human_bytes(staging), human_bytes(baselines), human_bytes(other), human_bytes(total()), human_bytes(have));

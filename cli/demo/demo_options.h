@@ -36,14 +36,18 @@ struct DemoOptions {
   std::string encoding;  // empty: as the transport is used
   std::string baseline_dir;
   // raw, xor or overwrite
-  std::string encoding_in_use() const { return encoding.empty() ? (transport == "zmq_sparse" ? "xor" : "raw") : encoding; }
+  std::string encoding_in_use() const {
+    return encoding.empty() ? (transport == "zmq_sparse" ? "xor" : "raw") : encoding;
+  }
 };
 
 // Bytes that the whole demo will hold at once, by owner.
 struct MemoryBill {
   std::int64_t source_shards = 0, snapshots = 0, target_shards = 0, shadows = 0, staging = 0, baselines = 0, other = 0;
   std::int64_t have = 0;  // available on this machine, less a reserve
-  std::int64_t total() const { return source_shards + snapshots + target_shards + shadows + staging + baselines + other; }
+  std::int64_t total() const {
+    return source_shards + snapshots + target_shards + shadows + staging + baselines + other;
+  }
   std::string to_string() const;
 };
 Result<MemoryBill> make_bill(const DemoOptions& options, const model::Layout& source, const model::Layout& target);

@@ -114,12 +114,18 @@ nlohmann::json resources() {
 }
 
 nlohmann::json encoded_of(const agent::EncodeReport& e) {
-  return {{"unchanged", e.unchanged},       {"delta", e.delta},
-          {"raw", e.raw},                   {"elements", e.elements},
-          {"changed", e.changed},           {"delta_bytes", e.delta_bytes},
-          {"delta_changed", e.delta_changed}, {"bytes_useful", e.bytes_useful},
-          {"bytes_wire", e.bytes_wire},     {"pack_ns", e.pack_ns},
-          {"encode_ns", e.encode_ns},       {"send_ns", e.send_ns}};
+  return {{"unchanged", e.unchanged},
+          {"delta", e.delta},
+          {"raw", e.raw},
+          {"elements", e.elements},
+          {"changed", e.changed},
+          {"delta_bytes", e.delta_bytes},
+          {"delta_changed", e.delta_changed},
+          {"bytes_useful", e.bytes_useful},
+          {"bytes_wire", e.bytes_wire},
+          {"pack_ns", e.pack_ns},
+          {"encode_ns", e.encode_ns},
+          {"send_ns", e.send_ns}};
 }
 
 nlohmann::json report_of(Process& p) {

@@ -22,8 +22,7 @@ double middle(std::vector<double> v) {
 }
 
 Status trained(Fleet& fleet, int step) {
-  const std::vector<json> answers =
-      fleet.ask("step " + std::to_string(step), Role::kSource, Deadline::after_s(120));
+  const std::vector<json> answers = fleet.ask("step " + std::to_string(step), Role::kSource, Deadline::after_s(120));
   for (std::size_t m = 0; m < fleet.sources(); ++m)
     if (!answers[m].is_object() || !answers[m].value("ok", false))
       return Error(Code::kPeerLost, "did not train").at_peer(fleet.name(m).to_string()).at_stage("train");
@@ -122,7 +121,8 @@ Result<std::vector<bench::Row>> bench_sparse(const bench::Options& options) {
   rows.push_back({name + ".encode", delta.encode, "s", {}, {}, "packing and comparing, slowest source"});
   rows.push_back({name + ".stage", delta.stage, "s", dense.stage, {}, "from the first request to the vote"});
   rows.push_back({name + ".apply", delta.apply, "s", {}, {}, "base out of the shadow, delta, back with digests"});
-  rows.push_back({name + ".pause", delta.pause, "s", dense.pause, {}, "gate shut: all live bytes are copied, either way"});
+  rows.push_back(
+      {name + ".pause", delta.pause, "s", dense.pause, {}, "gate shut: all live bytes are copied, either way"});
   rows.push_back({name + ".base", delta.base, "s", {}, {}, "moving the base, after the round"});
   return rows;
 }

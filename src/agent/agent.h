@@ -25,7 +25,7 @@ struct AgentOptions {
   memory::Budget* budget = nullptr;
   std::int64_t staging_bytes = 256 << 20;  // `refit.staging_bytes`
   bool snapshot = false;                   // `refit.snapshot`: source copies before it seals
-  std::string baseline_dir;                // `….sparse.baseline.mmap_dir`: where a source keeps its base; empty: memory
+  std::string baseline_dir;  // `….sparse.baseline.mmap_dir`: where a source keeps its base; empty: memory
   engine::CachePolicy cache_policy = engine::CachePolicy::kReset;
   std::int64_t heartbeat_ns = 100'000'000;
   // Scans and copies raise the progress counter, and the live copy tells the observer, after at most this many bytes.
@@ -34,10 +34,10 @@ struct AgentOptions {
 
 // How the buckets of one round went out.
 struct EncodeReport {
-  std::int64_t unchanged = 0, delta = 0, raw = 0;     // buckets; one that goes out in two forms counts twice
-  std::int64_t elements = 0, changed = 0;             // of buckets that were compared with their base
-  std::int64_t delta_bytes = 0, delta_changed = 0;    // payloads of deltas, and the elements they change
-  std::int64_t bytes_useful = 0, bytes_wire = 0;      // summed over recipients; wire: with bucket headers
+  std::int64_t unchanged = 0, delta = 0, raw = 0;   // buckets; one that goes out in two forms counts twice
+  std::int64_t elements = 0, changed = 0;           // of buckets that were compared with their base
+  std::int64_t delta_bytes = 0, delta_changed = 0;  // payloads of deltas, and the elements they change
+  std::int64_t bytes_useful = 0, bytes_wire = 0;    // summed over recipients; wire: with bucket headers
   std::int64_t pack_ns = 0, encode_ns = 0, send_ns = 0;
 };
 

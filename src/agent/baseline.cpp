@@ -59,9 +59,7 @@ void Baseline::begin(const Txn& txn, const Txn& base, const Seal& seal) {
   }
 }
 
-bool Baseline::serves(std::size_t bucket) const {
-  return txn_.counter > 0 && txn_ == asked_ && valid_[bucket];
-}
+bool Baseline::serves(std::size_t bucket) const { return txn_.counter > 0 && txn_ == asked_ && valid_[bucket]; }
 
 std::byte* Baseline::room(std::size_t bucket) { return valid_[bucket] ? nullptr : held(bucket).data(); }
 

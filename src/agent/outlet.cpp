@@ -276,8 +276,9 @@ bool Outlet::needs_shared(const transport::Mover& mover) { return mover.capabili
 Result<std::unique_ptr<Outlet>> Outlet::make(const Context& context) {
   const transport::Capabilities can = context.mover->capabilities();
   if (context.planned->deltas() && !can.push)
-    return Error(Code::kUnsupported, "deltas need a transport that sends buckets, such as tcp; with this one, encoding "
-                                     "must be raw");
+    return Error(Code::kUnsupported,
+                 "deltas need a transport that sends buckets, such as tcp; with this one, encoding "
+                 "must be raw");
   if (can.pull && can.mapped && !context.planned->deltas())
     return std::unique_ptr<Outlet>(std::make_unique<Lending>(context));
   if (!can.push)

@@ -106,9 +106,8 @@ struct Release {
   bool committed = false;
 };
 
-using SourceAction =
-    std::variant<install::Send, install::MakePlan, install::Observe, Prepare, Expose, CheckSeal, MoveBase, Withdraw,
-                 Release>;
+using SourceAction = std::variant<install::Send, install::MakePlan, install::Observe, Prepare, Expose, CheckSeal,
+                                  MoveBase, Withdraw, Release>;
 
 SourceState start_source(install::Identity self, std::int64_t now_ns);
 std::vector<SourceAction> step(SourceState& state, const SourceEvent& event, install::Ignored& ignored);

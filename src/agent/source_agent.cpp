@@ -170,8 +170,7 @@ Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t d
     const codec::Form form = planned_->encode == Encode::kOverwrite ? codec::Form::kOverwrite : codec::Form::kUndoable;
     REFIT_ASSIGN(baseline_, Baseline::make(*planned_, {form, options_.baseline_dir, exec(), options_.budget}));
   }
-  REFIT_ASSIGN(outlet_,
-               Outlet::make({options_.data, &*planned_, lent_, exec(), options_.budget, baseline_.get()}));
+  REFIT_ASSIGN(outlet_, Outlet::make({options_.data, &*planned_, lent_, exec(), options_.budget, baseline_.get()}));
   sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), digest_seed, exec());
   return {};
 }

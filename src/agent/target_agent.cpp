@@ -158,15 +158,16 @@ Status TargetDriver::take_plan(const wire::Configure& configure, std::uint64_t d
   if (planned.target->digest() != state_.config.self.layout_digest)
     return Error(Code::kMismatch, "the coordinator sent another layout than this rank's own").at_stage("plan");
   if (planned.deltas() && !options_.data->capabilities().push)
-    return Error(Code::kUnsupported, "deltas need a transport that sends buckets, such as tcp; with this one, encoding "
-                                     "must be raw")
+    return Error(Code::kUnsupported,
+                 "deltas need a transport that sends buckets, such as tcp; with this one, encoding "
+                 "must be raw")
         .at_stage("plan");
   same = former != PlanId{} && former == planned.plan.id && seed_ == digest_seed;
   planned_ = std::move(planned);
   REFIT_ASSIGN(const model::RankLayout rank, planned_->target->expand(rank_));
-  install::LandingTable table = lower_target(planned_->plan, *planned_->target, rank, planned_->member_of_rank,
-                                             planned_->options, planned_->deltas() || Intake::packed(*options_.data),
-                                             planned_->pack());
+  install::LandingTable table =
+      lower_target(planned_->plan, *planned_->target, rank, planned_->member_of_rank, planned_->options,
+                   planned_->deltas() || Intake::packed(*options_.data), planned_->pack());
   if (same) {  // members changed, the plan did not: the shadow and what is proven of the live bytes stay
     executor_->replace_senders(table.buckets);
     return {};

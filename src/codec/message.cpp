@@ -263,8 +263,7 @@ Census census_of_own(std::span<const std::byte> message) {
   const auto table_bytes = kEntry * static_cast<std::size_t>(header->frames);
   auto payload = message.subspan(static_cast<std::size_t>(kHeaderBytes) + table_bytes);
   for (std::int64_t i = 0; i < header->frames; ++i) {
-    const std::size_t n =
-        get<std::uint32_t>(message.data() + kHeaderBytes + kEntry * static_cast<std::size_t>(i));
+    const std::size_t n = get<std::uint32_t>(message.data() + kHeaderBytes + kEntry * static_cast<std::size_t>(i));
     count(payload.first(n), frame_of(header->shape, i), out);
     payload = payload.subspan(n);
   }

@@ -1,6 +1,6 @@
 // The staged executor: bytes go to a shadow of the live buffers, are digested on the way and compared with what the
-// sources sealed; the commit copies shadow to live and digests what then lies there. From then on the shadow is the base
-// of the next deltas; what an aborted round left in it is copied from live again before it is used as such.
+// sources sealed; the commit copies shadow to live and digests what then lies there. From then on the shadow is the
+// base of the next deltas; what an aborted round left in it is copied from live again before it is used as such.
 #pragma once
 #include <memory>
 #include <span>

@@ -19,9 +19,8 @@ Status StagedExecutor::Impl::prepare_deltas(memory::Budget* budget) {
   id_base.resize(table.buckets.size());
   clean.resize(table.buckets.size());
   carried.resize(table.tensors.size());
-  can_retain = std::all_of(table.entries.begin(), table.entries.end(), [&](const LandingEntry& e) {
-    return e.copy != 0 || keeps(table.nests[e.nest]);
-  });
+  can_retain = std::all_of(table.entries.begin(), table.entries.end(),
+                           [&](const LandingEntry& e) { return e.copy != 0 || keeps(table.nests[e.nest]); });
   std::int64_t largest = 0;
   for (const BucketTable& b : table.buckets) largest = std::max(largest, b.packed_bytes);
   REFIT_ASSIGN(packed, memory::Arena::make(can_retain ? largest : 0, budget, "unpacked delta"));
@@ -34,8 +33,7 @@ Status StagedExecutor::Impl::check_base(const BucketTable& b, std::size_t bucket
     return Error(Code::kMismatch, "a delta came, but this rank holds no base for it")
         .at_bucket(std::to_string(b.id.value));
   if (id_base[bucket] == base) return {};
-  return Error(Code::kMismatch,
-               "a delta came against " + base.hex() + ", this rank holds " + id_base[bucket].hex())
+  return Error(Code::kMismatch, "a delta came against " + base.hex() + ", this rank holds " + id_base[bucket].hex())
       .at_bucket(std::to_string(b.id.value));
 }
 

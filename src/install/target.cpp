@@ -23,10 +23,10 @@ bool servable(const TargetState& s) {
 
 bool same(const TargetState& a, const TargetState& b) {
   auto key = [](const TargetState& s) {
-    return std::tie(s.link, s.phase, s.rest, s.live, s.base, s.word, s.live_digest, s.gate_open, s.fenced, s.txn, s.begin,
-                    s.lent, s.staged, s.next, s.known, s.known_version, s.apply, s.applied, s.reopened, s.gate_since_ns,
-                    s.gate_deadline_ns, s.busy, s.stage_held, s.stage_txn, s.progress, s.verifying, s.verifying_word,
-                    s.left);
+    return std::tie(s.link, s.phase, s.rest, s.live, s.base, s.word, s.live_digest, s.gate_open, s.fenced, s.txn,
+                    s.begin, s.lent, s.staged, s.next, s.known, s.known_version, s.apply, s.applied, s.reopened,
+                    s.gate_since_ns, s.gate_deadline_ns, s.busy, s.stage_held, s.stage_txn, s.progress, s.verifying,
+                    s.verifying_word, s.left);
   };
   return key(a) == key(b);
 }

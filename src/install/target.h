@@ -43,7 +43,7 @@ struct TargetState {
   // The round whose bytes this rank holds in the form that deltas are made against; counter 0: none. Between rounds
   // they lie in the live memory; the executor brings them back to the shadow when a round was aborted.
   Txn base;
-  wire::CommitWord word;                   // mirror of the word beside the live bytes
+  wire::CommitWord word;  // mirror of the word beside the live bytes
   std::optional<wire::Digest4> live_digest;
   bool gate_open = false;
   std::optional<Error> fenced;  // set exactly in Fenced (or when it rests there)
@@ -152,7 +152,7 @@ struct StartStaging {
   wire::Begin begin;
   std::vector<wire::LendEntry> sources;
   Txn base{};  // deltas may be made against it; counter 0: only complete buckets
-};  // → kStage
+};             // → kStage
 struct CancelStaging {
   Txn txn;
 };  // ask the running kStage task to end soon; it still reports

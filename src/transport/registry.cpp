@@ -19,12 +19,8 @@ struct Entry {
 };
 // One line a mover.
 constexpr std::array kMovers = {
-    Entry{"loopback", loopback::make},
-    Entry{"sim", sim::make},
-    Entry{"shm", shm::make, true},
-    Entry{"zmq", zmq::make},
-    Entry{"tcp", tcp::make},
-    Entry{"zmq_sparse", zmq_sparse::make},
+    Entry{"loopback", loopback::make}, Entry{"sim", sim::make}, Entry{"shm", shm::make, true},
+    Entry{"zmq", zmq::make},           Entry{"tcp", tcp::make}, Entry{"zmq_sparse", zmq_sparse::make},
 };
 
 }  // namespace

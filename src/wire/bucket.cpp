@@ -31,7 +31,8 @@ Status check_fields(const BucketHeader& h) {
   if ((h.encoding == Encoding::kRaw) != (h.base == Hash128{})) return bad_bucket("encoding and base identity disagree");
   if (h.encoding == Encoding::kRaw && h.logical_bytes != h.payload_bytes)
     return bad_bucket("raw payload and logical length differ");
-  if (h.encoding == Encoding::kUnchanged && h.payload_bytes != 0) return bad_bucket("an unchanged bucket has a payload");
+  if (h.encoding == Encoding::kUnchanged && h.payload_bytes != 0)
+    return bad_bucket("an unchanged bucket has a payload");
   if (h.encoding == Encoding::kDelta && (h.payload_bytes == 0 || h.payload_bytes >= h.logical_bytes))
     return bad_bucket("a delta is not shorter than what it stands for");
   return {};
@@ -42,7 +43,11 @@ Status check_fields(const BucketHeader& h) {
 std::array<std::byte, kBucketHeaderBytes> encode(const BucketHeader& h) {
   std::array<std::byte, kBucketHeaderBytes> out{};
   Writer w(out);
-  w.put(kBucketMagic).put(format_of(h.encoding)).put(static_cast<std::uint16_t>(kBucketHeaderBytes)).put(h.job).put(h.txn);
+  w.put(kBucketMagic)
+      .put(format_of(h.encoding))
+      .put(static_cast<std::uint16_t>(kBucketHeaderBytes))
+      .put(h.job)
+      .put(h.txn);
   w.put(h.bucket.value).put(h.sender).put(h.incarnation.value);
   w.put(static_cast<std::uint16_t>(h.encoding)).put(h.transform).put(h.atomic_group).put(h.base);
   w.put(h.payload_bytes).put(h.logical_bytes).put(h.payload_hash).put(Hash128{});

@@ -63,7 +63,8 @@ struct Frame {
 
 Result<Frame> open_frame(std::span<const std::byte> frame) {
   if (frame.size() > static_cast<std::size_t>(kMaxFrameBytes))
-    return bad_message(std::to_string(frame.size()) + " bytes are beyond the limit of " + std::to_string(kMaxFrameBytes));
+    return bad_message(std::to_string(frame.size()) + " bytes are beyond the limit of " +
+                       std::to_string(kMaxFrameBytes));
   Reader r(frame);
   const auto magic = r.get<std::uint32_t>();
   const auto version = r.get<std::uint16_t>();

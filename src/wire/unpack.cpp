@@ -242,8 +242,9 @@ Txn unpack(const fb::TxnId& t) { return {unpack(t.lineage()), Epoch(t.epoch()), 
   X(Ready, Ready)                                                                                                 \
   X(PlanRefused, PlanRefused)                                                                                     \
   X(Heartbeat, Heartbeat)                                                                                         \
-  X(Sealed, Sealed) X(Staged, Staged) X(Vote, Vote) X(Gated, Gated) X(Applied, Applied) X(Reopened, Reopened)     \
-      X(Failed, Failed) X(VerifyReport, VerifyReport) X(Goodbye, Goodbye) X(StatusRequest, StatusRequest)         \
+  X(Sealed, Sealed)                                                                                               \
+  X(Staged, Staged) X(Vote, Vote) X(Gated, Gated) X(Applied, Applied) X(Reopened, Reopened) X(Failed, Failed)     \
+      X(VerifyReport, VerifyReport) X(Goodbye, Goodbye) X(StatusRequest, StatusRequest)                           \
           X(VerifyRequest, VerifyRequest) X(Welcome, Welcome) X(Refused, Refused) X(Configure, Configure)         \
               X(Begin, Begin) X(Lend, Lend) X(ReadersDone, ReadersDone) X(Gate, Gate) X(Copy, Copy) X(Open, Open) \
                   X(Abort, Abort) X(Committed, Committed) X(End, End) X(Evict, Evict) X(StatusReply, StatusReply) \

@@ -9,7 +9,7 @@ namespace refit::sim {
 inline constexpr std::uint32_t kElems = 8;
 inline constexpr std::int64_t kMs = 1'000'000;
 inline constexpr std::size_t kCompactBytes = 1500;  // a few rounds
-inline constexpr double kJournalLoss = 0.25;  // of the coordinator's crashes take the journal with them
+inline constexpr double kJournalLoss = 0.25;        // of the coordinator's crashes take the journal with them
 using Values = std::array<std::uint32_t, kElems>;
 
 struct Slice {

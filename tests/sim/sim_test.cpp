@@ -56,8 +56,8 @@ TEST(Sim, EveryInvariantHolds) {
   if (seeds() < 2500) return;  // the rare points need that many
   for (const char* point : {"coordinator host loss: journal gone", "journal rebuilt: a commit to be finished",
                             "journal rebuilt: an undecided round aborted", "coordinator@compaction, before the rename",
-                            "coordinator@compaction, after the rename", "journal rebuilt: members evicted", "source@before the base moves",
-                            "source@base moved"})
+                            "coordinator@compaction, after the rename", "journal rebuilt: members evicted",
+                            "source@before the base moves", "source@base moved"})
     EXPECT_TRUE(sum.crash_points.contains(point)) << point;
 }
 

@@ -61,9 +61,8 @@ Status Hub::bind() {
   card_.job = options_.job;
   card_.member = options_.member;
   card_.incarnation = options_.incarnation;
-  REFIT_ASSIGN(router_,
-               Socket::listener(*context_, host, ports.low, ports.high, options_.env->random_u64(), keys,
-                                kMaxChunkBytes + kHeadBytes, card_.endpoint));
+  REFIT_ASSIGN(router_, Socket::listener(*context_, host, ports.low, ports.high, options_.env->random_u64(), keys,
+                                         kMaxChunkBytes + kHeadBytes, card_.endpoint));
   return {};
 }
 
@@ -98,8 +97,8 @@ Status Hub::reach(const Peer& peer, Deadline deadline) {
         .at_peer(peer.name);
   };
   if (card->key.empty() == secured()) return out_of_reach("security.bulk differs");
-  REFIT_ASSIGN(Socket socket, Socket::connection(*context_, card->endpoint, key_text(card->key), own_,
-                                                 kMaxChunkBytes + kHeadBytes));
+  REFIT_ASSIGN(Socket socket,
+               Socket::connection(*context_, card->endpoint, key_text(card->key), own_, kMaxChunkBytes + kHeadBytes));
   REFIT_ASSIGN(Socket monitor,
                Socket::monitor(*context_, socket, "reach-" + std::to_string(options_.env->random_u64())));
   REFIT_TRY(socket.connect());
@@ -287,11 +286,11 @@ Result<Hub::Link*> Hub::link_to(const Peer& peer) {
     return Error(Code::kMismatch, "security.bulk differs at the two ends").at_peer(peer.name);
   if (known != links_.end()) fail_link(peer.member, Error(Code::kPeerLost, "a new process has taken the peer's place"));
   auto link = std::make_unique<Link>();
-  REFIT_ASSIGN(link->socket, Socket::connection(*context_, card->endpoint, key_text(card->key), own_,
-                                                kMaxChunkBytes + kHeadBytes));
-  REFIT_ASSIGN(link->monitor, Socket::monitor(*context_, link->socket,
-                                              "link-" + std::to_string(peer.member) + "-" +
-                                                  std::to_string(next_serial_++)));
+  REFIT_ASSIGN(link->socket,
+               Socket::connection(*context_, card->endpoint, key_text(card->key), own_, kMaxChunkBytes + kHeadBytes));
+  REFIT_ASSIGN(link->monitor,
+               Socket::monitor(*context_, link->socket,
+                               "link-" + std::to_string(peer.member) + "-" + std::to_string(next_serial_++)));
   REFIT_TRY(link->socket.connect());
   link->peer = peer;
   link->card = std::move(*card);

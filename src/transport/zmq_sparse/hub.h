@@ -19,10 +19,10 @@
 
 namespace refit::transport::zmq_sparse {
 
-inline constexpr std::size_t kChunkBytes = 1 << 20;      // sent
-inline constexpr std::size_t kMaxChunkBytes = 4 << 20;   // accepted
-inline constexpr std::uint64_t kCreditBytes = 4 << 20;   // of one bucket on its way and not yet taken
-inline constexpr std::int64_t kGrantsPerSender = 2;      // one under way, one that follows without a pause
+inline constexpr std::size_t kChunkBytes = 1 << 20;     // sent
+inline constexpr std::size_t kMaxChunkBytes = 4 << 20;  // accepted
+inline constexpr std::uint64_t kCreditBytes = 4 << 20;  // of one bucket on its way and not yet taken
+inline constexpr std::int64_t kGrantsPerSender = 2;     // one under way, one that follows without a pause
 inline constexpr std::size_t kOffersPerLink = 8;
 
 using Key2 = std::pair<std::uint32_t, std::uint32_t>;  // (sender, bucket)
@@ -47,8 +47,8 @@ struct LaneState {
   bool expecting = false;
   std::map<Key2, std::int64_t> expected;  // → most bytes
   std::set<Key2> arrived;
-  std::map<Key2, Incoming> incoming;     // granted
-  std::map<std::uint32_t, Error> lost;   // senders that are gone
+  std::map<Key2, Incoming> incoming;    // granted
+  std::map<std::uint32_t, Error> lost;  // senders that are gone
   std::deque<Arrived> inbox;
   std::condition_variable changed;
   Ledger ledger;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kTickMs = 50, kRetryMs = 1;
 constexpr std::int64_t kBeatNs = 250'000'000;
-constexpr int kBatch = 256;                  // messages per turn, so that callers and timers have theirs
+constexpr int kBatch = 256;                   // messages per turn, so that callers and timers have theirs
 constexpr std::size_t kMostOffers = 1 << 16;  // that wait for a lane, of all peers
 
 const char* words_of(Refusal why) {
@@ -173,8 +173,8 @@ bool Hub::serve_offer(const Offer& offer) {
   };
   LaneState* lane = lane_of(head);
   if (lane == nullptr) {
-    const bool same_round = std::any_of(lanes_.begin(), lanes_.end(),
-                                        [&](const auto& one) { return one.second->id.txn == head.id.txn; });
+    const bool same_round =
+        std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& one) { return one.second->id.txn == head.id.txn; });
     if (same_round) {
       ++counters_.frames_foreign;
       return refuse(Refusal::kForeign);
@@ -256,8 +256,8 @@ void Hub::take_end(const Head& head) {
     std::erase_if(offers_, [&](const Offer& o) { return o.head.from == head.from && o.head.id == head.id; });
     if (LaneState* lane = lane_of(head)) {
       std::erase_if(lane->incoming, [&](const auto& one) { return one.first.first == head.from; });
-      lane->lost.emplace(head.from, at(Error(Code::kPeerLost, "the sender ended its part of the round"),
-                                       lane->peers.at(head.from)));
+      lane->lost.emplace(
+          head.from, at(Error(Code::kPeerLost, "the sender ended its part of the round"), lane->peers.at(head.from)));
       lane->changed.notify_all();
     }
   }

@@ -87,8 +87,7 @@ Result<std::shared_ptr<Context>> Context::make() {
 }
 Context::~Context() { zmq_ctx_term(context_); }
 
-Socket::Socket(Socket&& o) noexcept
-    : socket_(std::exchange(o.socket_, nullptr)), endpoint_(std::move(o.endpoint_)) {}
+Socket::Socket(Socket&& o) noexcept : socket_(std::exchange(o.socket_, nullptr)), endpoint_(std::move(o.endpoint_)) {}
 Socket& Socket::operator=(Socket&& o) noexcept {
   if (this != &o) {
     close();
@@ -113,8 +112,8 @@ Result<Socket> Socket::listener(Context& context, const std::string& host, std::
     const auto port = static_cast<std::uint16_t>(low == 0 ? 0 : low + (random + i) % count);
     if (zmq_bind(s.get(), at_port(host, port).c_str()) != 0) {
       if (zmq_errno() == EADDRINUSE) continue;
-      return Error(Code::kInvalid, "advertise_address: zmq_sparse cannot listen on '" + host + "': " +
-                                       zmq_strerror(zmq_errno()));
+      return Error(Code::kInvalid,
+                   "advertise_address: zmq_sparse cannot listen on '" + host + "': " + zmq_strerror(zmq_errno()));
     }
     char endpoint[kLongestEndpoint + 1] = {};
     std::size_t size = sizeof endpoint;
@@ -131,9 +130,9 @@ Result<Socket> Socket::connection(Context& context, const std::string& endpoint,
   if (!s || !common(s.get(), most_bytes) || !set(s.get(), ZMQ_RECONNECT_IVL, -1) ||
       !set(s.get(), ZMQ_CONNECT_TIMEOUT, kConnectMs))
     return failed("make a connection");
-  if (!server.empty() && (!set_text(s.get(), ZMQ_CURVE_SERVERKEY, server) ||
-                          !set_text(s.get(), ZMQ_CURVE_PUBLICKEY, own.open) ||
-                          !set_text(s.get(), ZMQ_CURVE_SECRETKEY, own.secret)))
+  if (!server.empty() &&
+      (!set_text(s.get(), ZMQ_CURVE_SERVERKEY, server) || !set_text(s.get(), ZMQ_CURVE_PUBLICKEY, own.open) ||
+       !set_text(s.get(), ZMQ_CURVE_SECRETKEY, own.secret)))
     return failed("set its keys");
   s.endpoint_ = endpoint;
   return s;

@@ -15,7 +15,8 @@ class Deltas : public testing::TestWithParam<const char*> {
     return o;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Transport, Deltas, testing::Values("tcp"), [](const auto& one) { return std::string(one.param); });
+INSTANTIATE_TEST_SUITE_P(Transport, Deltas, testing::Values("tcp", "zmq_sparse"),
+                         [](const auto& one) { return std::string(one.param); });
 
 void version(Job& job, std::int64_t step) {
   if (step > 0) job.train(step);
