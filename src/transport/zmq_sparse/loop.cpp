@@ -385,7 +385,7 @@ void Hub::timers() {
     else if (moving && t - link->progress_ns > stall)
       silent.emplace_back(member, "it took no bytes within the stall deadline");
   }
-  for (const auto& [member, why] : silent) fail_link(member, Error(Code::kPeerLost, why));
+  for (const auto& [member, why] : silent) fail_link(member, Error(Code::kTimeout, why));
 }
 
 void Hub::fail_link(std::uint32_t member, const Error& error) {

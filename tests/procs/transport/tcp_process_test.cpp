@@ -1,4 +1,4 @@
-// tcp between real processes: killed, stopped, silent, late and restarted peers; strangers; many rounds. Errors name
+// tcp and zmq_sparse between real processes: killed, stopped, silent, late and restarted peers; strangers; many rounds. Errors name
 // the peer within the deadline.
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -15,9 +15,14 @@ namespace {
 
 using namespace refit::transport;  // NOLINT(google-build-using-namespace)
 
+struct Way {
+  std::string security = "mac", mover = "tcp";
+};
+void PrintTo(const Way& way, std::ostream* out) { *out << way.mover << "_" << way.security; }
+
 struct End {
-  explicit End(std::uint32_t number, const std::string& security = "mac", int stall_ms = 2000)
-      : member(number), child({"tcp", "job", std::to_string(number), security, std::to_string(stall_ms)}) {
+  explicit End(std::uint32_t number, const Way& way = {}, int stall_ms = 2000)
+      : member(number), child({way.mover, "job", std::to_string(number), way.security, std::to_string(stall_ms)}) {
     card = child.read();
   }
   std::string ask(const std::string& line, double seconds = 20) { return child.ask(line, seconds); }
@@ -29,8 +34,7 @@ struct End {
 
 // A source (member 1) and a target (member 2) in round 1.
 struct Two {
-  explicit Two(const std::string& security = "mac", int stall_ms = 2000)
-      : source(1, security, stall_ms), target(2, security, stall_ms) {
+  explicit Two(const Way& way = {}, int stall_ms = 2000) : source(1, way, stall_ms), target(2, way, stall_ms) {
     source.knows(target);
     target.knows(source);
     open(1);
@@ -45,8 +49,9 @@ bool names(const std::string& answer, const std::string& peer) {
   return answer.find("peer=peer:" + peer) != std::string::npos;
 }
 
-class TcpProcess : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Security, TcpProcess, testing::Values("mac", "none"));
+class TcpProcess : public testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Security, TcpProcess, testing::Values(Way{}, Way{"none"}));
+INSTANTIATE_TEST_SUITE_P(Sparse, TcpProcess, testing::Values(Way{"mac", "zmq_sparse"}, Way{"none", "zmq_sparse"}));
 
 TEST_P(TcpProcess, BucketsArriveWhole) {
   Two t(GetParam());
@@ -152,14 +157,14 @@ TEST_P(TcpProcess, LateAndRestartedTarget) {
 }
 
 TEST(TcpSecurity, TheTwoEndsMustAgreeOnSecurity) {
-  End source(1, "mac"), target(2, "none");
+  End source(1), target(2, {"none"});
   source.knows(target);
   const std::string answer = source.ask("reach 5");
   EXPECT_TRUE(answer.find("security.bulk") != std::string::npos && names(answer, "2")) << answer;
 }
 
 TEST(TcpSecurity, AWrongKeyGetsNothingIn) {
-  Two t("mac", 1000);
+  Two t({}, 1000);
   const std::string hex = t.target.card.substr(5, t.target.card.find(' ', 5) - 5);
   auto card = std::move(tcp::decode_card(from_hex(hex))).value();
   card.key[0] ^= std::byte{1};
@@ -174,7 +179,7 @@ TEST(TcpSecurity, AWrongKeyGetsNothingIn) {
 
 // Bytes of any kind at the port neither stop nor confuse a round.
 TEST(TcpSecurity, StrangersAtThePortAreTurnedAway) {
-  Two t("mac", 1000);
+  Two t({}, 1000);
   const auto card =
       std::move(tcp::decode_card(from_hex(t.target.card.substr(5, t.target.card.find(' ', 5) - 5)))).value();
   std::vector<Fd> strangers;
