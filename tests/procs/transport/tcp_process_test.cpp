@@ -9,6 +9,7 @@
 #include "conformance/bed.h"
 #include "line.h"
 #include "transport/tcp/frame.h"
+#include "transport/zmq_sparse/card.h"
 
 namespace refit::procs {
 namespace {
@@ -171,6 +172,28 @@ TEST(TcpSecurity, AWrongKeyGetsNothingIn) {
   EXPECT_EQ(t.target.ask("expect 1 1000"), "ok");
   EXPECT_EQ(t.source.ask("peer 2 " + to_hex(tcp::encode(card)) + t.target.card.substr(t.target.card.rfind(' '))), "ok");
   EXPECT_NE(t.source.ask("reach 5").find("does not know its key"), std::string::npos);
+  EXPECT_EQ(t.source.ask("open 1"), "ok");
+  EXPECT_EQ(t.source.ask("post 0 1000"), "ok");
+  EXPECT_TRUE(names(t.source.ask("done 10"), "2"));
+  EXPECT_NE(t.target.ask("next 0.2").find("error"), std::string::npos);
+}
+
+TEST(SparseSecurity, AnotherKeyOrNoneGetsNothingIn) {
+  const Way curve{"mac", "zmq_sparse"}, plain{"none", "zmq_sparse"};
+  {
+    End source(1, curve), target(2, plain);
+    source.knows(target);
+    const std::string answer = source.ask("reach 5");
+    EXPECT_TRUE(answer.find("security.bulk") != std::string::npos && names(answer, "2")) << answer;
+  }
+  Two t(curve, 1000);
+  auto card =
+      std::move(zmq_sparse::decode_card(from_hex(t.target.card.substr(5, t.target.card.find(' ', 5) - 5)))).value();
+  card.key[0] ^= std::byte{1};
+  EXPECT_EQ(t.target.ask("expect 1 1000"), "ok");
+  EXPECT_EQ(
+      t.source.ask("peer 2 " + to_hex(zmq_sparse::encode(card)) + t.target.card.substr(t.target.card.rfind(' '))), "ok");
+  EXPECT_NE(t.source.ask("reach 5").find("error"), std::string::npos);
   EXPECT_EQ(t.source.ask("open 1"), "ok");
   EXPECT_EQ(t.source.ask("post 0 1000"), "ok");
   EXPECT_TRUE(names(t.source.ask("done 10"), "2"));
