@@ -37,8 +37,8 @@ class StagedExecutor {
   // base; as stage().
   Status stage_unchanged(std::size_t bucket, const Hash128& base, std::span<const TensorDigest> sealed);
   // A bucket as a delta against the base, from hostile bytes in private memory. Nothing is written before all of it was
-  // checked and the base that is held was read and found to be what it must be. Then it is staged like a complete one,
-  // digests of all its bytes included. Errors: kCorrupt; kMismatch for another base; as stage().
+  // checked and its base was found to be the one that is held. All of the bucket's bytes are digested afterwards, and
+  // where it is unpacked in a buffer of its own, before. Errors: kCorrupt; kMismatch for another base; as stage().
   Status stage_delta(std::size_t bucket, const Hash128& base, std::span<const std::byte> payload,
                      std::span<const TensorDigest> sealed);
   // The applied version can be the base of deltas: each bucket can be read back in the form it travelled in.

@@ -22,10 +22,31 @@ Status StagedExecutor::Impl::prepare_deltas(memory::Budget* budget) {
   can_retain = std::all_of(table.entries.begin(), table.entries.end(),
                            [&](const LandingEntry& e) { return e.copy != 0 || keeps(table.nests[e.nest]); });
   std::int64_t largest = 0;
-  for (const BucketTable& b : table.buckets) largest = std::max(largest, b.packed_bytes);
+  for (const BucketTable& b : table.buckets) {
+    in_place.push_back(lies_packed(b));
+    if (!in_place.back()) largest = std::max(largest, b.packed_bytes);
+  }
   REFIT_ASSIGN(packed, memory::Arena::make(can_retain ? largest : 0, budget, "unpacked delta"));
   work.emplace(exec);
   return {};
+}
+
+// The bucket's bytes lie in the shadow as they travel.
+bool StagedExecutor::Impl::lies_packed(const BucketTable& b) const {
+  const std::span<const LandingEntry> entries = entries_of(b);
+  if (entries.empty() || entries.size() != b.segments.size()) return false;
+  const auto& first = entries[0];
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const LandingEntry& e = entries[i];
+    const LoopNest& n = table.nests[e.nest];
+    if (e.segment != i || table.holdings[e.holding].buffer != table.holdings[first.holding].buffer ||
+        e.dst_offset - first.dst_offset != b.packed_starts[i] || n.dst_dtype != n.src_dtype ||
+        n.dst_dtype != n.wire_dtype)
+      return false;
+    for (std::size_t k = 0; k < n.extents.size(); ++k)
+      if (n.extents[k] > 1 && n.dst_strides[k] != n.src_strides[k]) return false;
+  }
+  return true;
 }
 
 Status StagedExecutor::Impl::check_base(const BucketTable& b, std::size_t bucket, const Hash128& base) const {
@@ -95,6 +116,25 @@ Status StagedExecutor::Impl::gather(std::size_t bucket) {
   return {};
 }
 
+// Where the bucket lies as it travels the delta goes straight into the shadow; then all of it is digested there.
+void StagedExecutor::Impl::patch(std::size_t bucket, const CheckedDelta& delta) {
+  const BucketTable& b = table.buckets[bucket];
+  const std::span<const LandingEntry> entries = entries_of(b);
+  clean[bucket] = false;
+  std::byte* const first = shadow[table.holdings[entries[0].holding].buffer].data() + entries[0].dst_offset;
+  delta.apply(*work, {first, static_cast<std::size_t>(b.packed_bytes)});
+  scratch.jobs.clear();
+  for (const LandingEntry& e : entries) {
+    const LoopNest& nest = table.nests[e.nest];
+    kernel::Job j = job(e.tensor, nest, table.origins[e.origin]);
+    j.src = shadow[table.holdings[e.holding].buffer].data() + e.dst_offset;
+    j.src_strides = nest.dst_strides;
+    scratch.jobs.push_back(j);
+  }
+  scratch.digests.assign(entries.size(), {});
+  kernel::run(exec, scratch.jobs, scratch.digests);
+}
+
 Status StagedExecutor::stage_unchanged(std::size_t bucket, const Hash128& base, std::span<const TensorDigest> sealed) {
   Impl& s = *impl_;
   const BucketTable& b = s.table.buckets[bucket];
@@ -119,6 +159,13 @@ Status StagedExecutor::stage_delta(std::size_t bucket, const Hash128& base, std:
   Result<CheckedDelta> delta = CheckedDelta::check(*s.work, b.sections, identity, payload);
   if (!delta.ok()) return Error(std::move(delta).error()).at_bucket(std::to_string(b.id.value));
   REFIT_TRY(s.restore(bucket));
+  if (s.in_place[bucket]) {
+    s.patch(bucket, *delta);
+    REFIT_TRY(s.account(b, s.scratch.digests, {}, sealed));
+    s.id_staged[bucket] = identity.next;
+    s.done[bucket] = true;
+    return {};
+  }
   REFIT_TRY(s.gather(bucket));
   delta->apply(*s.work, {s.packed.data(), static_cast<std::size_t>(b.packed_bytes)});
   std::vector<const std::byte*>& bases = s.scratch.bases;

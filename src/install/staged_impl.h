@@ -41,6 +41,7 @@ struct StagedExecutor::Impl {
   std::vector<Hash128> id_staged, id_base;  // per bucket
   std::vector<bool> clean;                  // per bucket: the shadow holds the base
   std::vector<bool> carried;                // per tensor: digests of this round that were not computed in it
+  std::vector<bool> in_place;               // per bucket: it lies in the shadow as it travels
   bool can_retain = false;
   memory::Arena packed;  // one bucket
   std::optional<codec::Workspace> work;
@@ -117,6 +118,8 @@ struct StagedExecutor::Impl {
   Status prepare_deltas(memory::Budget* budget);
   Status restore(std::size_t bucket);
   Status gather(std::size_t bucket);
+  void patch(std::size_t bucket, const CheckedDelta& delta);
+  bool lies_packed(const BucketTable& b) const;
   Status check_base(const BucketTable& b, std::size_t bucket, const Hash128& base) const;
   void write_fill() {
     for (std::size_t b = 0; b < shadow.size(); ++b)
