@@ -173,7 +173,7 @@ class Demo {
       encode = std::max(encode, e["encode_ns"].get<std::int64_t>());
       for (auto& [key, sum] : deltas.items()) sum = sum.get<std::int64_t>() + e[key].get<std::int64_t>();
     }
-    const bool sparse = options_.encoding_in_use() != "raw";
+    const bool with_deltas = options_.encoding_in_use() != "raw";
     const auto share = [&](const char* part, const char* of, double scale) {
       const auto n = deltas[of].get<double>();
       return n > 0 ? scale * deltas[part].get<double>() / n : 0.0;
@@ -214,7 +214,7 @@ class Demo {
             {"bytes_wire", !report.ok() ? 0
                            : sparse     ? deltas["bytes_wire"].get<std::int64_t>()
                                         : world_.bytes_moved},
-            {"deltas", sparse ? deltas : json(nullptr)},
+            {"deltas", with_deltas ? deltas : json(nullptr)},
             {"publish_seconds", static_cast<double>(seal) * 1e-9},
             {"transfer_seconds", transfer},
             {"seconds", report.seconds},
