@@ -211,9 +211,9 @@ class Demo {
             {"attempted", r.number},
             {"digest", r.version.digest.hex()},
             {"bytes_useful", world_.bytes_needed},
-            {"bytes_wire", !report.ok() ? 0
-                           : sparse     ? deltas["bytes_wire"].get<std::int64_t>()
-                                        : world_.bytes_moved},
+            {"bytes_wire", !report.ok()  ? 0
+                           : with_deltas ? deltas["bytes_wire"].get<std::int64_t>()
+                                         : world_.bytes_moved},
             {"deltas", with_deltas ? deltas : json(nullptr)},
             {"publish_seconds", static_cast<double>(seal) * 1e-9},
             {"transfer_seconds", transfer},
