@@ -64,6 +64,7 @@ class Demo {
     REFIT_ASSIGN(fleet_, Fleet::start(options_, source_, target_));
     say(fmt::format("processes: {} trainer ranks ({}), {} rollout ranks ({}), coordinator at {}", source_->world(),
                     options_.source, target_->world(), options_.target, fleet_->address()));
+    if (options_.encoding_in_use() != "raw") say("buckets: unchanged, delta or raw, whichever is shortest");
     if (!transport::mover_maps(options_.transport))
       say(fmt::format("weights: {}, security.bulk {}, {} streams a pair", options_.transport, options_.security_bulk,
                       options_.streams));
@@ -155,6 +156,9 @@ class Demo {
     const coordinator::RoundResult& r = report.round;
     const std::vector<json> reports = fleet_->ask("report", std::nullopt, Deadline::after_s(kAnswerS));
     std::int64_t seal = 0, stage = 0;
+    json deltas{{"unchanged", 0}, {"delta", 0},       {"raw", 0},           {"elements", 0},
+                {"changed", 0},   {"delta_bytes", 0}, {"delta_changed", 0}, {"bytes_wire", 0}};
+    std::int64_t pack = 0, encode = 0, unpack = 0, base = 0;
     json resources = json::object();
     for (std::size_t m = 0; m < reports.size(); ++m)
       if (reports[m].is_object()) resources[fleet_->name(m).to_string()] = reports[m]["resources"];
@@ -162,7 +166,25 @@ class Demo {
       if (!j.is_object()) continue;
       seal = std::max(seal, j.value("seal_ns", std::int64_t{0}));
       stage = std::max(stage, j.value("stage_ns", std::int64_t{0}));
+      unpack = std::max(unpack, j.value("unpack_ns", std::int64_t{0}));
+      base = std::max(base, j.value("base_ns", std::int64_t{0}));
+      const json& e = j["encoded"];
+      pack = std::max(pack, e["pack_ns"].get<std::int64_t>());
+      encode = std::max(encode, e["encode_ns"].get<std::int64_t>());
+      for (auto& [key, sum] : deltas.items()) sum = sum.get<std::int64_t>() + e[key].get<std::int64_t>();
     }
+    const bool with_deltas = options_.encoding_in_use() != "raw";
+    const auto share = [&](const char* part, const char* of, double scale) {
+      const auto n = deltas[of].get<double>();
+      return n > 0 ? scale * deltas[part].get<double>() / n : 0.0;
+    };
+    deltas["changed_share"] = share("changed", "elements", 1);
+    deltas["bits_per_changed"] = share("delta_bytes", "delta_changed", 8);
+    deltas["pack_seconds"] = static_cast<double>(pack) * 1e-9;
+    deltas["encode_seconds"] = static_cast<double>(encode) * 1e-9;
+    deltas["apply_seconds"] = static_cast<double>(unpack) * 1e-9;
+    deltas["base_seconds"] = static_cast<double>(base) * 1e-9;
+
     bool verified = report.ok();
     std::int64_t compared = 0;
     std::string witness;
@@ -189,7 +211,10 @@ class Demo {
             {"attempted", r.number},
             {"digest", r.version.digest.hex()},
             {"bytes_useful", world_.bytes_needed},
-            {"bytes_wire", report.ok() ? world_.bytes_moved : 0},
+            {"bytes_wire", !report.ok()  ? 0
+                           : with_deltas ? deltas["bytes_wire"].get<std::int64_t>()
+                                         : world_.bytes_moved},
+            {"deltas", with_deltas ? deltas : json(nullptr)},
             {"publish_seconds", static_cast<double>(seal) * 1e-9},
             {"transfer_seconds", transfer},
             {"seconds", report.seconds},
@@ -223,6 +248,15 @@ class Demo {
                          report.proof ? " (re-read)" : "", human_bytes(row["witness_bytes"].get<std::int64_t>()),
                          row["step"].get<int>())
            : (report.round.error ? report.round.error->to_string() : std::string("no error was reported"))));
+    if (ok && row["deltas"].is_object()) {
+      const json& e = row["deltas"];
+      say(fmt::format(
+          "     buckets: {} unchanged, {} delta, {} raw; {:.2f} % changed, {:.2f} bits each; pack {:.3f} s, "
+          "encode {:.3f} s, apply {:.3f} s, base {:.3f} s",
+          e["unchanged"].get<int>(), e["delta"].get<int>(), e["raw"].get<int>(), e["changed_share"].get<double>() * 100,
+          e["bits_per_changed"].get<double>(), e["pack_seconds"].get<double>(), e["encode_seconds"].get<double>(),
+          e["apply_seconds"].get<double>(), e["base_seconds"].get<double>()));
+    }
     if (!row["witness_error"].get<std::string>().empty())
       say("     WITNESS: " + row["witness_error"].get<std::string>());
     if (ok) return;
@@ -367,6 +401,12 @@ void setup_demo(CLI::App& app, Context& context) {
   c->add_option("--streams", o->streams, "Connections from one sender to one recipient")
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
+  c->add_option("--encoding", o->encoding,
+                "raw: all bytes of every version; delta (or xor) and overwrite: what changed since the last one, where "
+                "that is shorter (raw, for zmq_sparse delta)")
+      ->check(CLI::IsMember({"raw", "delta", "xor", "overwrite"}));
+  c->add_option("--baseline-mmap-dir", o->baseline_dir,
+                "….sparse.baseline.mmap_dir: trainers keep the base of deltas in a file there instead of in memory");
   c->add_option("--steps", o->steps, "Training-like steps after the first version")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();

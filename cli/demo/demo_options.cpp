@@ -53,10 +53,11 @@ Result<Kill> parse_kill(const std::string& text) {
 
 std::string MemoryBill::to_string() const {
   return fmt::format(
-      "memory: trainer shards {} + snapshots {} + rollout shards {} + shadows {} + staging {} + processes {} = {}; "
-      "available {}",
+      "memory: trainer shards {} + snapshots {} + rollout shards {} + shadows {} + staging {} + baselines {} + "
+      "processes {} = "
+      "{}; available {}",
       human_bytes(source_shards), human_bytes(snapshots), human_bytes(target_shards), human_bytes(shadows),
-      human_bytes(staging), human_bytes(other), human_bytes(total()), human_bytes(have));
+      human_bytes(staging), human_bytes(baselines), human_bytes(other), human_bytes(total()), human_bytes(have));
 }
 
 namespace {
@@ -97,6 +98,10 @@ Result<MemoryBill> make_bill(const DemoOptions& options, const model::Layout& so
   bill.snapshots = options.snapshot ? bill.source_shards : 0;
   bill.shadows = bill.target_shards;
   bill.staging = transport::mover_maps(options.transport) ? 0 : target.world() * options.staging_bytes;
+  // The base of deltas, deltas of one round, and work space.
+  if (options.encoding_in_use() != "raw")
+    bill.baselines = (options.baseline_dir.empty() ? bill.source_shards : 0) + bill.source_shards / 4 +
+                     6 * source.world() * options.bucket_bytes + target.world() * options.bucket_bytes;
   bill.other = (source.world() + target.world() + 1) * kProcessBytes;
   REFIT_ASSIGN(const std::int64_t available, available_memory());
   bill.have = std::max<std::int64_t>(0, available - kReserve);

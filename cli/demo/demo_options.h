@@ -33,13 +33,21 @@ struct DemoOptions {
   std::vector<std::string> allow_cast;
   std::string security_bulk = "mac", port_range, advertise_address;  // of transports that use the network
   int streams = 2;
+  std::string encoding;  // empty: as the transport is used
+  std::string baseline_dir;
+  // raw, xor or overwrite
+  std::string encoding_in_use() const {
+    return encoding.empty() ? (transport == "zmq_sparse" ? "xor" : "raw") : encoding;
+  }
 };
 
 // Bytes that the whole demo will hold at once, by owner.
 struct MemoryBill {
-  std::int64_t source_shards = 0, snapshots = 0, target_shards = 0, shadows = 0, staging = 0, other = 0;
+  std::int64_t source_shards = 0, snapshots = 0, target_shards = 0, shadows = 0, staging = 0, baselines = 0, other = 0;
   std::int64_t have = 0;  // available on this machine, less a reserve
-  std::int64_t total() const { return source_shards + snapshots + target_shards + shadows + staging + other; }
+  std::int64_t total() const {
+    return source_shards + snapshots + target_shards + shadows + staging + baselines + other;
+  }
   std::string to_string() const;
 };
 Result<MemoryBill> make_bill(const DemoOptions& options, const model::Layout& source, const model::Layout& target);

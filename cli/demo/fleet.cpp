@@ -29,6 +29,7 @@ Result<Child> Fleet::launch(std::uint32_t member, bool with_kill) {
   m.port_range = options_.port_range;
   m.advertise_address = options_.advertise_address;
   m.streams = options_.streams;
+  m.baseline_dir = options_.baseline_dir;
   m.stall_timeout_s = options_.stall_timeout_s;
   m.steps_done = steps_done_;
   for (const Kill& k : kills_)
@@ -67,6 +68,8 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
     }
   // A rank may hold its shard, one copy of it (shadow or snapshot) and the staging budget; never more.
   f->budget_bytes_ = 2 * largest + options.staging_bytes;
+  // With deltas: the base and the deltas of one round, packing slots, a message and an unpacked bucket.
+  if (options.encoding_in_use() != "raw") f->budget_bytes_ += largest + largest / 4 + 8 * options.bucket_bytes;
 
   sync::HostOptions h;
   h.label = "demo";
@@ -84,6 +87,7 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
             .partial = false,
             .files = false,
             .allow_cast = options.allow_cast};
+  s.encoding = options.encoding_in_use();
   s.proof_every = options.proof_every;
   s.on_target_loss = options.on_loss_continue ? sync::OnTargetLoss::kContinue : sync::OnTargetLoss::kFail;
   s.stall_timeout_s = options.stall_timeout_s;

@@ -66,6 +66,7 @@ Status set_up(Process& p) {
                                           .budget_bytes = o.budget_bytes,
                                           .threads = o.threads,
                                           .snapshot = o.snapshot,
+                                          .baseline_dir = o.baseline_dir,
                                           .net = {.advertise_address = o.advertise_address,
                                                   .port_range = o.port_range,
                                                   .security = o.security_bulk,
@@ -112,6 +113,21 @@ nlohmann::json resources() {
           {"resident", resident * ::sysconf(_SC_PAGESIZE)}};
 }
 
+nlohmann::json encoded_of(const agent::EncodeReport& e) {
+  return {{"unchanged", e.unchanged},
+          {"delta", e.delta},
+          {"raw", e.raw},
+          {"elements", e.elements},
+          {"changed", e.changed},
+          {"delta_bytes", e.delta_bytes},
+          {"delta_changed", e.delta_changed},
+          {"bytes_useful", e.bytes_useful},
+          {"bytes_wire", e.bytes_wire},
+          {"pack_ns", e.pack_ns},
+          {"encode_ns", e.encode_ns},
+          {"send_ns", e.send_ns}};
+}
+
 nlohmann::json report_of(Process& p) {
   const agent::AgentReport r = p.agent().report();
   nlohmann::json out{{"state", r.state},
@@ -128,6 +144,10 @@ nlohmann::json report_of(Process& p) {
                      {"snapshot_bytes", r.snapshot_bytes},
                      {"shadow_bytes", r.shadow_bytes},
                      {"buckets", r.buckets},
+                     {"encoded", encoded_of(r.encoded)},
+                     {"base_ns", r.base_ns},
+                     {"base_lost", r.base_lost},
+                     {"unpack_ns", r.unpack_ns},
                      {"memory_used", p.seat->budget().used()},
                      {"memory_peak", p.seat->budget().peak()},
                      {"resources", resources()}};
@@ -221,6 +241,7 @@ std::vector<std::string> MemberOptions::arguments() const {
   if (snapshot) out.push_back("--snapshot");
   out.insert(out.end(), {"--security-bulk", security_bulk, "--streams", number(static_cast<std::uint64_t>(streams)),
                          "--stall-timeout-s", std::to_string(stall_timeout_s)});
+  if (!baseline_dir.empty()) out.insert(out.end(), {"--baseline-dir", baseline_dir});
   if (!port_range.empty()) out.insert(out.end(), {"--port-range", port_range});
   if (!advertise_address.empty()) out.insert(out.end(), {"--advertise-address", advertise_address});
   return out;
@@ -279,6 +300,7 @@ void setup_member(CLI::App& app, Context& context) {
   c->add_option("--port-range", options->port_range);
   c->add_option("--advertise-address", options->advertise_address);
   c->add_option("--streams", options->streams);
+  c->add_option("--baseline-dir", options->baseline_dir);
   c->add_option("--stall-timeout-s", options->stall_timeout_s);
   c->callback([options, role, &context] {
     options->role = *role == "source" ? Role::kSource : Role::kTarget;

@@ -26,6 +26,7 @@ struct MemberOptions {
   std::int64_t steps_done = 0;  // a restarted trainer resumes there, as from its own checkpoint
   bool snapshot = false;
   std::string security_bulk = "mac", port_range, advertise_address;
+  std::string baseline_dir;
   int streams = 2;
   double stall_timeout_s = 30;
   std::vector<std::string> arguments() const;  // of the hidden command

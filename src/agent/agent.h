@@ -25,10 +25,20 @@ struct AgentOptions {
   memory::Budget* budget = nullptr;
   std::int64_t staging_bytes = 256 << 20;  // `refit.staging_bytes`
   bool snapshot = false;                   // `refit.snapshot`: source copies before it seals
+  std::string baseline_dir;  // `….sparse.baseline.mmap_dir`: where a source keeps its base; empty: memory
   engine::CachePolicy cache_policy = engine::CachePolicy::kReset;
   std::int64_t heartbeat_ns = 100'000'000;
   // Scans and copies raise the progress counter, and the live copy tells the observer, after at most this many bytes.
   std::int64_t progress_bytes = 64 << 20;
+};
+
+// How the buckets of one round went out.
+struct EncodeReport {
+  std::int64_t unchanged = 0, delta = 0, raw = 0;   // buckets; one that goes out in two forms counts twice
+  std::int64_t elements = 0, changed = 0;           // of buckets that were compared with their base
+  std::int64_t delta_bytes = 0, delta_changed = 0;  // payloads of deltas, and the elements they change
+  std::int64_t bytes_useful = 0, bytes_wire = 0;    // summed over recipients; wire: with bucket headers
+  std::int64_t pack_ns = 0, encode_ns = 0, send_ns = 0;
 };
 
 // What the last round took on this rank, and what it holds. For tables and metrics.
@@ -37,6 +47,10 @@ struct AgentReport {
   std::int64_t seal_ns = 0, stage_ns = 0, verify_ns = 0, copy_ns = 0, pause_ns = 0, plan_ns = 0;
   std::int64_t bytes_staged = 0, bytes_sealed = 0, snapshot_bytes = 0, shadow_bytes = 0;
   std::int64_t buckets = 0;
+  EncodeReport encoded;                     // source: how the buckets went out
+  std::int64_t base_ns = 0, base_lost = 0;  // source: moving the base; buckets that a proof took out of it
+  std::int64_t base_bytes = 0;              // source: memory or file that holds the base
+  std::int64_t unpack_ns = 0;               // target: checking and applying deltas
   Version version;
   std::string state;
   bool welcomed = false;         // the coordinator admitted this rank

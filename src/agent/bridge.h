@@ -21,10 +21,21 @@ inline constexpr BucketId kManifestBucket{0xffffffffu};
 
 inline Hash128 group_id(std::uint64_t group) { return {0, group}; }
 
-// The options that every member plans with, as they travel in Configure.
-std::string options_to_json(const plan::Options& options);
+// How rounds encode buckets: complete ones only, or what changed, where that is shorter. Names: raw, xor (differences
+// that can be taken back), overwrite.
+enum class Encode : std::uint8_t { kRaw, kXor, kOverwrite };
+std::string_view to_string(Encode encode);
+// kInvalid listing the names; "delta" is another one for xor.
+Result<Encode> encode_from_string(std::string_view name);
+
+// The options that every member plans and encodes with, as they travel in Configure.
+struct JobOptions {
+  plan::Options plan;
+  Encode encode = Encode::kRaw;
+};
+std::string options_to_json(const JobOptions& options);
 // kInvalid naming the key.
-Result<plan::Options> options_from_json(const std::string& text);
+Result<JobOptions> options_from_json(const std::string& text);
 
 inline wire::Bytes to_bytes(const std::string& text) {
   const auto* p = reinterpret_cast<const std::byte*>(text.data());

@@ -63,7 +63,8 @@ class Receiving final : public Intake {
   Status expect() {
     std::vector<transport::Expected> all;
     for (const auto& [member, supplier] : c_.suppliers) all.push_back({kManifestBucket, member, supplier.page_bytes});
-    for (const install::BucketTable& b : *c_.buckets) all.push_back({b.id, b.sender, b.packed_bytes});
+    const std::int64_t header = c_.planned->deltas() ? static_cast<std::int64_t>(wire::kBucketHeaderBytes) : 0;
+    for (const install::BucketTable& b : *c_.buckets) all.push_back({b.id, b.sender, header + b.packed_bytes});
     return lane_->expect(all);
   }
   Result<transport::Lease> next(Deadline deadline) override { return lane_->next(deadline); }
@@ -98,7 +99,7 @@ Result<std::unique_ptr<Intake>> Intake::open(Context c) {
           .at_peer(c.planned->name_of(b.sender))
           .at_stage("lend");
   const transport::Capabilities can = c.mover->capabilities();
-  if (can.pull && can.mapped) {
+  if (can.pull && can.mapped && !c.planned->deltas()) {
     REFIT_ASSIGN(auto lane, c.mover->open_pull(c.id, c.planned->peers));
     auto reading = std::make_unique<Reading>(std::move(c), std::move(lane));
     REFIT_TRY(reading->ask_pages());

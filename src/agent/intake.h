@@ -33,7 +33,7 @@ class Intake {
 
   // The next manifest page (bucket kManifestBucket) or bucket. kTimeout leaves everything as it was.
   virtual Result<transport::Lease> next(Deadline deadline) = 0;
-  // The bytes of a page; an address per segment of a bucket.
+  // The bytes of a page, or of a bucket that travels with its header; an address per segment of one without.
   virtual Result<std::span<const std::byte>> page(const transport::Lease& lease) const = 0;
   virtual Result<std::span<const std::byte* const>> bases(const transport::Lease& lease,
                                                           const install::BucketTable& bucket) = 0;

@@ -81,15 +81,28 @@ Dims packed_strides(const Dims& extents, std::int64_t item) {
   return out;
 }
 
-PackedLayout packed_layout(const plan::RankPlan& plan, const plan::Bucket& b) {
+DType packed_dtype(const plan::Geometry& g, Pack pack) { return pack == Pack::kWire ? g.wire_dtype : g.src_dtype; }
+
+PackedLayout packed_layout(const plan::RankPlan& plan, const plan::Bucket& b, Pack pack) {
   PackedLayout out;
   for (std::uint32_t i = 0; i < b.pieces; ++i) {
     const plan::Geometry& g = plan.geometries[plan.pieces[b.first_piece + i].geometry];
-    const std::int64_t item = item_size(g.src_dtype);
+    const std::int64_t item = item_size(packed_dtype(g, pack));
     std::int64_t bytes = item;
     for (std::int64_t n : g.extents) bytes *= n;
     out.starts.push_back((out.bytes + item - 1) / item * item);
     out.ends.push_back(out.bytes = out.starts.back() + bytes);
+  }
+  return out;
+}
+
+std::vector<install::Section> sections_of(const plan::RankPlan& plan, const plan::Bucket& b) {
+  const PackedLayout layout = packed_layout(plan, b, Pack::kWire);
+  std::vector<install::Section> out;
+  for (std::uint32_t i = 0; i < b.pieces; ++i) {
+    const int width = static_cast<int>(item_size(plan.geometries[plan.pieces[b.first_piece + i].geometry].wire_dtype));
+    if (out.empty() || out.back().shape.width != width) out.push_back({layout.starts[i], {width, 0}});
+    out.back().shape.elements += (layout.ends[i] - layout.starts[i]) / width;
   }
   return out;
 }
@@ -155,7 +168,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> gaps_of(const model::RankLayo
 
 install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layout& target,
                                    const model::RankLayout& rank, const std::vector<std::uint32_t>& member_of,
-                                   const plan::Options& options, bool packed) {
+                                   const plan::Options& options, bool packed, Pack pack) {
   install::LandingTable table;
   const std::vector<model::LogicalTensor>& tensors = plan.catalogue->tensors;
   const std::vector<std::uint32_t> shared = shared_ids(*plan.catalogue, target.catalogue());
@@ -165,9 +178,12 @@ install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layo
   }
   for (const plan::Geometry& g : plan.geometries) {
     table.nests.push_back(nest_of(g));
-    if (packed) table.nests.back().src_strides = packed_strides(g.extents, item_size(g.src_dtype));
+    if (!packed) continue;
+    table.nests.back().src_dtype = packed_dtype(g, pack);
+    table.nests.back().src_strides = packed_strides(g.extents, item_size(packed_dtype(g, pack)));
   }
   table.origins = plan.origins;
+  table.deltas = packed && pack == Pack::kWire;
 
   for (const plan::Bucket& b : plan.buckets) {
     install::BucketTable out{.id = b.id,
@@ -177,8 +193,10 @@ install::LandingTable lower_target(const plan::RankPlan& plan, const model::Layo
                              .segments = {},
                              .packed_starts = {},
                              .packed_bytes = 0,
-                             .bytes = b.bytes};
-    PackedLayout layout = packed_layout(plan, b);
+                             .bytes = b.bytes,
+                             .sections = {}};
+    PackedLayout layout = packed_layout(plan, b, pack);
+    if (table.deltas) out.sections = sections_of(plan, b);
     out.packed_starts = std::move(layout.starts);
     out.packed_bytes = layout.bytes;
     for (std::uint32_t p = 0; p < b.pieces; ++p) {

@@ -1,6 +1,5 @@
 #include "agent/outlet.h"
 
-#include "agent/lower.h"
 #include "agent/member.h"
 
 namespace refit::agent {
@@ -9,8 +8,6 @@ namespace {
 constexpr std::size_t kPosted = 32;        // buckets lent to the lane at a time
 constexpr std::size_t kPackedSlots = 4;    // of them, buckets that had to be packed
 constexpr std::int64_t kPollNs = 200'000;  // between two looks at completions when none came
-constexpr std::int64_t kShortestRun =
-    256;  // bytes, on average; shorter runs cost more as a scatter list than as a copy
 
 class Lending final : public Outlet {
  public:
@@ -20,7 +17,7 @@ class Lending final : public Outlet {
     REFIT_ASSIGN(lane_, c_.mover->open_pull(id, c_.planned->peers));
     return lane_->expose(c_.lent);
   }
-  Status send(std::int64_t, TaskProgress&, const std::atomic<bool>&) override { return {}; }
+  Status send(const Shipment&, TaskProgress&, const std::atomic<bool>&) override { return {}; }
   // A lane that cannot be withdrawn any more has failed already; its readers fail with it.
   void withdraw() override {
     if (lane_) [[maybe_unused]]
@@ -40,22 +37,17 @@ class Lending final : public Outlet {
 
 class Sending final : public Outlet {
  public:
-  explicit Sending(const Context& c) : c_(c) {}
+  explicit Sending(const Context& c) : c_(c), packer_(*c.planned, c.lent.first(c.lent.size() - 1), c.exec) {}
 
-  // Buckets whose pieces are short runs travel from a packed copy; its memory is taken once per plan.
+  // Buckets that travel, or are compared, as a packed copy need room for it; the memory is taken once per plan.
   Status prepare() {
-    const plan::RankPlan& plan = c_.planned->plan;
     std::int64_t largest = 0;
-    for (const plan::Bucket& b : plan.buckets) {
-      std::int64_t runs = 0;
-      for (std::uint32_t i = 0; i < b.pieces; ++i) runs += runs_of(segment(plan.pieces[b.first_piece + i]));
-      packed_.push_back(runs > 0 && b.bytes / runs < kShortestRun);
-      if (packed_.back()) largest = std::max(largest, packed_layout(plan, b).bytes);
-    }
+    for (std::size_t b = 0; b < plan().buckets.size(); ++b)
+      if (packer_.needs_copy(b) || (c_.baseline != nullptr && !packer_.lies_packed(b)))
+        largest = std::max(largest, packer_.bytes(b));
     for (std::size_t i = 0; largest > 0 && i < kPackedSlots; ++i) {
       REFIT_ASSIGN(memory::Arena slot, memory::Arena::make(largest, c_.budget, "packing slot"));
       slots_.push_back(std::move(slot));
-      free_.push_back(i);
     }
     return {};
   }
@@ -63,109 +55,188 @@ class Sending final : public Outlet {
   Result<wire::Bytes> open(const transport::LaneId& id) override {
     REFIT_TRY(close(Deadline::after_s(1)));
     REFIT_ASSIGN(lane_, c_.mover->open_push(id, c_.planned->peers));
+    free_.clear();  // also what a round that failed half-way had taken
+    for (std::size_t i = 0; i < slots_.size(); ++i) free_.push_back(i);
     return wire::Bytes{};
   }
 
-  Status send(std::int64_t page_bytes, TaskProgress& progress, const std::atomic<bool>& stop) override {
+  Status send(const Shipment& shipment, TaskProgress& progress, const std::atomic<bool>& stop) override {
     if (!lane_) return {};
-    const plan::RankPlan& plan = c_.planned->plan;
+    const std::int64_t start = monotonic_ns();
+    report_ = {};
+    shipment_ = &shipment;
     out_.clear();
     first_.reset();
     std::vector<std::uint32_t> readers;
-    for (const auto& [rank, hash] : plan.shared_with) readers.push_back(c_.planned->member_of_rank[rank]);
+    for (const auto& [rank, hash] : plan().shared_with) readers.push_back(c_.planned->member_of_rank[rank]);
     if (!readers.empty()) {
-      const std::span<const std::byte> page(c_.lent.back().data, static_cast<std::size_t>(page_bytes));
-      REFIT_TRY(post(kManifestBucket, {&page, 1}, readers, 0, kNoSlot));
+      const std::span<const std::byte> page(c_.lent.back().data, static_cast<std::size_t>(shipment.page_bytes));
+      REFIT_TRY(post(kManifestBucket, {&page, 1}, readers, {}));
     }
     std::size_t next = 0;
-    while (next < plan.buckets.size() || !out_.empty()) {
+    while (next < plan().buckets.size() || !out_.empty()) {
       if (stop) return Error(Code::kCancelled, "the round ended before everything was sent");
       bool moved = collect(progress);
       if (first_) return *first_;
-      while (next < plan.buckets.size() && has_room(next)) {
+      while (next < plan().buckets.size() && has_room(next)) {
         REFIT_TRY(post_bucket(next++));
+        ++progress.progress;  // comparing and packing is work, too
         moved = true;
       }
       if (!moved) system_env().wait(Deadline::after_ns(kPollNs));
     }
+    report_.send_ns = monotonic_ns() - start;
     return {};
   }
+  EncodeReport encoded() const override { return report_; }
+  const Packer* packer() const override { return &packer_; }
 
   void withdraw() override { [[maybe_unused]] const Status s = close(Deadline::after_s(1)); }
   Status close(Deadline deadline) override {
     if (!lane_) return {};
     const Status s = lane_->close(deadline);
     lane_.reset();
-    for (const auto& [ticket, post] : out_)
-      if (post.slot != kNoSlot) free_.push_back(post.slot);
     out_.clear();
     return s;
   }
 
  private:
+  using Head = std::array<std::byte, wire::kBucketHeaderBytes>;
   static constexpr std::size_t kNoSlot = ~std::size_t{0};
   struct Posted {
     std::size_t owed = 0;  // completions
     std::int64_t bytes = 0;
     std::size_t slot = kNoSlot;
+    std::unique_ptr<Head> head;  // travels in front, from here
   };
 
-  Segment segment(const plan::Piece& p) const {
-    return segment_of(c_.planned->plan.geometries[p.geometry], p.src_buffer, p.src_offset);
+  const plan::RankPlan& plan() const { return c_.planned->plan; }
+  bool has_room(std::size_t bucket) const {
+    const bool copies = packer_.needs_copy(bucket) || (c_.baseline != nullptr && !packer_.lies_packed(bucket));
+    return out_.size() < kPosted && (!copies || !free_.empty());
   }
-  bool has_room(std::size_t bucket) const { return out_.size() < kPosted && (!packed_[bucket] || !free_.empty()); }
 
   Status post(BucketId id, std::span<const std::span<const std::byte>> parts, std::span<const std::uint32_t> to,
-              std::int64_t bytes, std::size_t slot) {
+              Posted posted) {
     Result<std::uint64_t> ticket = lane_->post(id, parts, to);
-    if (!ticket.ok()) return Error(std::move(ticket).error()).at_stage("transfer").at_bucket(std::to_string(id.value));
-    out_[*ticket] = {to.size(), bytes, slot};
+    if (!ticket.ok()) {
+      if (posted.slot != kNoSlot) free_.push_back(posted.slot);
+      return Error(std::move(ticket).error()).at_stage("transfer").at_bucket(std::to_string(id.value));
+    }
+    posted.owed = to.size();
+    out_[*ticket] = std::move(posted);
     return {};
   }
 
   Status post_bucket(std::size_t index) {
-    const plan::RankPlan& plan = c_.planned->plan;
-    const plan::Bucket& b = plan.buckets[index];
-    std::vector<std::uint32_t> to;
-    for (Rank r : b.recipients) to.push_back(c_.planned->member_of_rank[r.value]);
-    const PackedLayout layout = packed_layout(plan, b);
-    if (packed_[index]) return post_packed(b, layout, to);
-    parts_.clear();
-    std::int64_t at = 0;
-    for (std::uint32_t i = 0; i < b.pieces; ++i) {
-      static constexpr std::array<std::byte, 16> kPad{};
-      const Segment s = segment(plan.pieces[b.first_piece + i]);
-      if (layout.starts[i] > at) parts_.emplace_back(kPad.data(), static_cast<std::size_t>(layout.starts[i] - at));
-      append_runs(s, c_.lent[s.region].data, parts_);
-      at = layout.ends[i];
+    const plan::Bucket& b = plan().buckets[index];
+    std::vector<std::uint32_t> complete, delta;
+    const bool serves = c_.baseline != nullptr && c_.baseline->serves(index);
+    for (Rank r : b.recipients) {
+      const std::uint32_t member = c_.planned->member_of_rank[r.value];
+      (serves && shipment_->begin.serves_delta(member) ? delta : complete).push_back(member);
     }
-    return post(b.id, parts_, to, b.bytes, kNoSlot);
+    report_.bytes_useful += b.bytes * static_cast<std::int64_t>(b.recipients.size());
+    std::size_t slot = kNoSlot;
+    if (!delta.empty()) {
+      REFIT_ASSIGN(const bool shorter, post_delta(index, delta, slot));
+      if (!shorter) complete.insert(complete.end(), delta.begin(), delta.end());
+    }
+    if (!complete.empty()) return post_complete(index, complete, slot);
+    if (slot != kNoSlot) free_.push_back(slot);
+    return {};
   }
 
-  Status post_packed(const plan::Bucket& b, const PackedLayout& layout, std::span<const std::uint32_t> to) {
-    const plan::RankPlan& plan = c_.planned->plan;
-    const std::size_t slot = free_.back();
-    std::vector<Dims> strides(b.pieces);
-    std::vector<kernel::Job> jobs;
-    for (std::uint32_t i = 0; i < b.pieces; ++i) {
-      const plan::Piece& p = plan.pieces[b.first_piece + i];
-      const plan::Geometry& g = plan.geometries[p.geometry];
-      strides[i] = packed_strides(g.extents, item_size(g.src_dtype));
-      kernel::Job j;
-      j.src = c_.lent[p.src_buffer].data + p.src_offset;
-      j.dst = slots_[slot].data() + layout.starts[i];
-      j.extents = g.extents;
-      j.src_strides = g.src_strides;
-      j.dst_strides = strides[i];
-      j.src_dtype = j.wire_dtype = j.dst_dtype = g.src_dtype;
-      jobs.push_back(j);
+  // False: complete is shorter. A slot that was filled on the way holds the packed bytes.
+  Result<bool> post_delta(std::size_t index, std::span<const std::uint32_t> to, std::size_t& slot) {
+    const plan::Bucket& b = plan().buckets[index];
+    std::span<const std::byte> next;
+    if (packer_.lies_packed(index)) {
+      packer_.parts(index, parts_);
+      next = parts_[0];
+    } else {
+      REFIT_ASSIGN(next, fill_slot(index, slot));
     }
-    [[maybe_unused]] const auto exact = kernel::run(c_.exec, jobs, {});
+    const std::int64_t start = monotonic_ns();
+    REFIT_ASSIGN(const Baseline::Choice choice, c_.baseline->choose(index, next));
+    report_.encode_ns += monotonic_ns() - start;
+    for (const install::Section& s : sections_of(plan(), b)) report_.elements += s.shape.elements;
+    report_.changed += choice.changed;
+    if (choice.encoding == wire::Encoding::kRaw) return false;
+    const bool unchanged = choice.encoding == wire::Encoding::kUnchanged;
+    (unchanged ? report_.unchanged : report_.delta) += 1;
+    report_.delta_bytes += static_cast<std::int64_t>(choice.payload.size());
+    report_.delta_changed += unchanged ? 0 : choice.changed;
+    parts_.clear();
+    parts_.emplace_back();
+    if (!choice.payload.empty()) parts_.push_back(choice.payload);
+    REFIT_TRY(post_headed(index, choice.encoding, choice.base, to, {}));
+    return true;
+  }
+
+  Status post_complete(std::size_t index, std::span<const std::uint32_t> to, std::size_t slot) {
+    const plan::Bucket& b = plan().buckets[index];
+    ++report_.raw;
+    std::byte* const room = c_.baseline != nullptr ? c_.baseline->room(index) : nullptr;
+    std::span<const std::byte> all;
+    if (room != nullptr) {  // the first copy is the next base
+      const std::int64_t start = monotonic_ns();
+      REFIT_TRY(packer_.pack(index, room));
+      report_.pack_ns += monotonic_ns() - start;
+      c_.baseline->filled(index);
+      all = {room, static_cast<std::size_t>(packer_.bytes(index))};
+    } else if (slot != kNoSlot) {
+      all = {slots_[slot].data(), static_cast<std::size_t>(packer_.bytes(index))};
+    } else if (packer_.needs_copy(index)) {
+      REFIT_ASSIGN(all, fill_slot(index, slot));
+    }
+    if (all.empty())
+      packer_.parts(index, parts_);
+    else
+      parts_.assign(1, all);
+    if (c_.baseline == nullptr) {
+      report_.bytes_wire += packer_.bytes(index) * static_cast<std::int64_t>(to.size());
+      return post(b.id, parts_, to, {.owed = 0, .bytes = b.bytes, .slot = slot, .head = nullptr});
+    }
+    parts_.insert(parts_.begin(), std::span<const std::byte>());
+    return post_headed(index, wire::Encoding::kRaw, {}, to, slot);
+  }
+
+  // parts_[0] is the header's place, the others are the payload.
+  Status post_headed(std::size_t index, wire::Encoding encoding, const Hash128& base, std::span<const std::uint32_t> to,
+                     std::optional<std::size_t> slot) {
+    const plan::Bucket& b = plan().buckets[index];
+    Hasher hasher;
+    std::size_t bytes = 0;
+    for (std::size_t i = 1; i < parts_.size(); ++i) {
+      hasher.add(parts_[i]);
+      bytes += parts_[i].size();
+    }
+    wire::BucketHeader h = shipment_->header;
+    h.bucket = b.id;
+    h.encoding = encoding;
+    h.base = base;
+    h.payload_bytes = bytes;
+    h.logical_bytes = static_cast<std::uint64_t>(packer_.bytes(index));
+    h.payload_hash = hasher.finish();
+    auto head = std::make_unique<Head>(wire::encode(h));
+    parts_[0] = *head;
+    report_.bytes_wire += static_cast<std::int64_t>((head->size() + bytes) * to.size());
+    return post(b.id, parts_, to,
+                {.owed = 0, .bytes = b.bytes, .slot = slot.value_or(kNoSlot), .head = std::move(head)});
+  }
+
+  Result<std::span<const std::byte>> fill_slot(std::size_t index, std::size_t& slot) {
+    slot = free_.back();
     free_.pop_back();
-    const std::span<const std::byte> all(slots_[slot].data(), static_cast<std::size_t>(layout.bytes));
-    const Status s = post(b.id, {&all, 1}, to, b.bytes, slot);
-    if (!s.ok()) free_.push_back(slot);
-    return s;
+    const std::int64_t start = monotonic_ns();
+    const Status s = packer_.pack(index, slots_[slot].data());
+    report_.pack_ns += monotonic_ns() - start;
+    if (!s.ok()) {
+      free_.push_back(slot);
+      return Error(s.error()).at_stage("transfer");
+    }
+    return std::span<const std::byte>(slots_[slot].data(), static_cast<std::size_t>(packer_.bytes(index)));
   }
 
   // Completions that came; the first error ends the sending.
@@ -187,13 +258,15 @@ class Sending final : public Outlet {
   }
 
   const Context c_;
+  const Packer packer_;
+  const Shipment* shipment_ = nullptr;  // of the send() in hand
   std::unique_ptr<transport::PushLane> lane_;
-  std::vector<bool> packed_;  // per bucket of the plan
   std::vector<memory::Arena> slots_;
   std::vector<std::size_t> free_;
   std::map<std::uint64_t, Posted> out_;            // by ticket
   std::vector<std::span<const std::byte>> parts_;  // scratch
   std::optional<Error> first_;
+  EncodeReport report_;
 };
 
 }  // namespace
@@ -202,7 +275,12 @@ bool Outlet::needs_shared(const transport::Mover& mover) { return mover.capabili
 
 Result<std::unique_ptr<Outlet>> Outlet::make(const Context& context) {
   const transport::Capabilities can = context.mover->capabilities();
-  if (can.pull && can.mapped) return std::unique_ptr<Outlet>(std::make_unique<Lending>(context));
+  if (context.planned->deltas() && !can.push)
+    return Error(Code::kUnsupported,
+                 "deltas need a transport that sends buckets, such as tcp; with this one, encoding "
+                 "must be raw");
+  if (can.pull && can.mapped && !context.planned->deltas())
+    return std::unique_ptr<Outlet>(std::make_unique<Lending>(context));
   if (!can.push)
     return Error(Code::kUnsupported,
                  "this transport neither maps a source's memory nor sends buckets: choose shm or tcp");

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "agent/bridge.h"
+#include "agent/lower.h"
 #include "model/model.h"
 #include "plan/plan.h"
 #include "transport/transport.h"
@@ -15,12 +16,15 @@ struct Planned {
   LayoutEpoch epoch;
   std::shared_ptr<const model::Layout> source, target;
   plan::Options options;
+  Encode encode = Encode::kRaw;
   plan::RankPlan plan;
   std::vector<wire::RosterEntry> roster;
   std::vector<transport::Peer> peers;         // the other side's members
   std::vector<std::uint32_t> member_of_rank;  // of the other side's layout ranks
   std::vector<std::string> tensors;           // names by TensorId of this side's catalogue
   std::string name_of(std::uint32_t member) const;
+  bool deltas() const { return encode != Encode::kRaw; }
+  Pack pack() const { return deltas() ? Pack::kWire : Pack::kStorage; }
 };
 
 // Rank of a member in its side's layout: instances are groups of consecutive ranks.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "agent/lower.h"
+
 namespace refit::agent {
 
 Sealer::Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed,
@@ -89,6 +91,37 @@ Result<Seal> Sealer::seal(bool groups) {
     out.buckets.push_back(std::move(sealed));
   }
   return out;
+}
+
+bool Sealer::packed_as_sealed(std::size_t bucket, const std::byte* packed,
+                              std::span<const install::TensorDigest> sealed) {
+  const plan::Bucket& b = plan_.buckets[bucket];
+  const PackedLayout layout = packed_layout(plan_, b, Pack::kWire);
+  std::vector<Dims> strides(b.pieces);
+  jobs_.clear();
+  for (std::uint32_t i = 0; i < b.pieces; ++i) {
+    const plan::Piece& p = plan_.pieces[b.first_piece + i];
+    const plan::Geometry& g = plan_.geometries[p.geometry];
+    strides[i] = packed_strides(g.extents, item_size(g.wire_dtype));
+    kernel::Job j;
+    j.src = packed + layout.starts[i];
+    j.extents = g.extents;
+    j.src_strides = strides[i];
+    j.axis = g.axis;
+    j.steps = g.steps;
+    j.origin = plan_.origins[p.origin];
+    j.src_dtype = j.wire_dtype = j.dst_dtype = g.wire_dtype;
+    j.keys = &keys_[key_of_tensor_[p.tensor.value]];
+    jobs_.push_back(j);
+  }
+  std::vector<kernel::Digest> digests(jobs_.size());
+  kernel::run(exec_, jobs_, digests);
+  std::map<std::uint32_t, kernel::Digest> sums;
+  for (std::uint32_t i = 0; i < b.pieces; ++i) sums[plan_.pieces[b.first_piece + i].tensor.value] += digests[i];
+  return sums.size() == sealed.size() && std::all_of(sealed.begin(), sealed.end(), [&](const install::TensorDigest& d) {
+           const auto sum = sums.find(d.tensor);
+           return sum != sums.end() && sum->second == d.digest;
+         });
 }
 
 Status Sealer::rescan() {

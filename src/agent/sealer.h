@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "install/install.h"
 #include "kernel/kernel.h"
 #include "memory/memory.h"
 #include "model/model.h"
@@ -33,6 +34,8 @@ class Sealer {
   Result<Seal> seal(bool groups);
   // Scans again: kCorrupt naming the first tensor whose bytes changed since seal().
   Status rescan();
+  // Are these packed bytes of a bucket (in the tensors' dtypes) what was sealed?
+  bool packed_as_sealed(std::size_t bucket, const std::byte* packed, std::span<const install::TensorDigest> sealed);
   std::int64_t scanned_bytes() const { return scanned_bytes_; }
 
  private:

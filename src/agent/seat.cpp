@@ -28,6 +28,7 @@ Result<std::unique_ptr<Seat>> Seat::make(SeatOptions o) {
   a.budget = &seat->budget_;
   a.staging_bytes = o.staging_bytes;
   a.snapshot = o.snapshot;
+  a.baseline_dir = o.baseline_dir;
   a.progress_bytes = o.progress_bytes;
   return seat;
 }

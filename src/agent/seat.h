@@ -18,6 +18,7 @@ struct SeatOptions {
   std::int64_t budget_bytes = 0;           // the most this member may hold for Refit
   int threads = 1;                         // of kernels, the caller's included
   bool snapshot = false;                   // `refit.snapshot`
+  std::string baseline_dir{};              // as in AgentOptions
   transport::NetOptions net{};             // movers that use the network
   std::int64_t progress_bytes = 64 << 20;  // as in AgentOptions
   Observer observer{};

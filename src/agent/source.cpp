@@ -68,7 +68,7 @@ void SourceMachine::on(const install::PlanMade& e) {
   if (e.layout_epoch != s_.link.layout_epoch || s_.link.planned) return drop();
   s_.link.planned = true;
   s_.link.plan = e.plan;
-  send({}, wire::Ready{e.layout_epoch, e.plan});
+  send({}, wire::Ready{e.layout_epoch, e.plan, {}});
 }
 
 void SourceMachine::on(const install::PlanFailed& e) {
@@ -174,7 +174,7 @@ void SourceMachine::receive(const wire::Envelope&, const wire::Configure& m) {
   if (install::take_configure(s_.link, m, ready)) {
     todo_.push_back(install::MakePlan{m});
   } else if (ready) {
-    send({}, wire::Ready{s_.link.layout_epoch, s_.link.plan});
+    send({}, wire::Ready{s_.link.layout_epoch, s_.link.plan, {}});
   } else {
     drop();
   }
@@ -248,6 +248,7 @@ void SourceMachine::receive(const wire::Envelope& e, const wire::End& m) {
     s_.last = m.version;
     s_.known = e.txn;
     observe(Phase::kApplied);
+    todo_.push_back(MoveBase{s_.txn, s_.held});
   }
   leave_round(committed);
 }

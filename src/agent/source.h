@@ -92,6 +92,11 @@ struct CheckSeal {
   Txn txn;
   bool rescan = false;
 };  // → SealChecked
+// The round is committed: its bytes are the base of the next deltas. `sealed`: the weights are still what was sealed.
+struct MoveBase {
+  Txn txn;
+  bool sealed = false;
+};
 struct Withdraw {
   Txn txn;
 };  // at once: the lend's memory epoch rises, readers fail
@@ -101,8 +106,8 @@ struct Release {
   bool committed = false;
 };
 
-using SourceAction =
-    std::variant<install::Send, install::MakePlan, install::Observe, Prepare, Expose, CheckSeal, Withdraw, Release>;
+using SourceAction = std::variant<install::Send, install::MakePlan, install::Observe, Prepare, Expose, CheckSeal,
+                                  MoveBase, Withdraw, Release>;
 
 SourceState start_source(install::Identity self, std::int64_t now_ns);
 std::vector<SourceAction> step(SourceState& state, const SourceEvent& event, install::Ignored& ignored);

@@ -150,11 +150,13 @@ void SourceDriver::perform(install::MakePlan& a) {
 Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t digest_seed) {
   sealer_.reset();
   outlet_.reset();
-  planned_.reset();
+  const PlanId former = planned_ && seed_ == digest_seed ? planned_->plan.id : PlanId{};
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
   if (planned.source->digest() != state_.self.layout_digest)
     return Error(Code::kMismatch, "the coordinator sent another layout than this rank's own").at_stage("plan");
+  if (former != planned.plan.id) baseline_.reset();  // it refers to the plan that goes
   planned_ = std::move(planned);
+  seed_ = digest_seed;
   REFIT_TRY(lend_regions());
   const auto bytes = wire::manifest_bytes(planned_->plan.shared_with.size(), planned_->plan.buckets.size(),
                                           upper_entries(planned_->plan));
@@ -164,7 +166,11 @@ Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t d
                                                    options_.budget, "manifest page"));
   }
   lent_.push_back({page_.data(), page_.bytes(), memory::Kind::kHostShared, &page_});
-  REFIT_ASSIGN(outlet_, Outlet::make({options_.data, &*planned_, lent_, exec(), options_.budget}));
+  if (planned_->deltas() && !baseline_) {
+    const codec::Form form = planned_->encode == Encode::kOverwrite ? codec::Form::kOverwrite : codec::Form::kUndoable;
+    REFIT_ASSIGN(baseline_, Baseline::make(*planned_, {form, options_.baseline_dir, exec(), options_.budget}));
+  }
+  REFIT_ASSIGN(outlet_, Outlet::make({options_.data, &*planned_, lent_, exec(), options_.budget, baseline_.get()}));
   sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), digest_seed, exec());
   return {};
 }
@@ -257,10 +263,18 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, st
   done.digest = to_wire(sealed.counted);
   for (const auto& [group, digest] : sealed.groups) done.groups.push_back({group_id(group), to_wire(digest)});
   done.manifest_bytes = page.bytes;
-  page_bytes_ = static_cast<std::int64_t>(page.bytes);  // of our own page: it fits
+  shipment_ = {.page_bytes = static_cast<std::int64_t>(page.bytes),  // of our own page: it fits
+               .begin = begin,
+               .header = {}};
+  shipment_.header.job = options_.job;
+  shipment_.header.txn = txn;
+  shipment_.header.sender = member;
+  shipment_.header.incarnation = options_.incarnation;
+  if (baseline_) baseline_->begin(txn, begin.base, sealed);
   done.manifest_hash = page.hash;
   progress_.bucket_done(sealer_->scanned_bytes());
   const std::lock_guard lock(publish_mutex_);
+  report_.base_bytes = baseline_ ? baseline_->bytes() : 0;
   report_.txn = txn;
   report_.seal_ns = monotonic_ns() - start;
   report_.bytes_sealed = sealer_->scanned_bytes();
@@ -297,17 +311,20 @@ void SourceDriver::perform(Expose& a) {
     Result<wire::Bytes> r = outlet_->open({options_.job, txn, options_.incarnation});
     if (!r.ok()) return [this, txn, e = std::move(r).error()] { feed(SourceTaskFailed{SourceTask::kExpose, txn, e}); };
     return [this, txn, bytes = std::move(*r)] {
-      send_all();  // queued before a withdrawal that the event may cause
+      send_all(txn);  // queued before a withdrawal that the event may cause
       feed(Exposed{txn, bytes});
     };
   });
 }
 
 // An error waits for the seal's check, which every round that is not aborted comes to.
-void SourceDriver::send_all() {
-  work([this]() -> Finish {
+void SourceDriver::send_all(const Txn& txn) {
+  work([this, txn]() -> Finish {
     progress_.phase = static_cast<std::uint32_t>(Phase::kTransfer);
-    if (const Status s = outlet_->send(page_bytes_, progress_, withdrawn_); !s.ok()) unsent_ = s.error();
+    if (shipment_.header.txn != txn) return [] {};  // the round has ended, and another one was sealed
+    if (const Status s = outlet_->send(shipment_, progress_, withdrawn_); !s.ok()) unsent_ = s.error();
+    const std::lock_guard lock(publish_mutex_);
+    report_.encoded = outlet_->encoded();
     return [] {};
   });
 }
@@ -324,6 +341,22 @@ void SourceDriver::perform(CheckSeal& a) {
       s = sealer_->rescan();
     if (!s.ok()) return [this, txn, e = s.error()] { feed(SourceTaskFailed{SourceTask::kCheckSeal, txn, e}); };
     return [this, txn] { feed(SealChecked{txn}); };
+  });
+}
+
+// Behind the round's sending and before its release, so that what was sealed is still there.
+void SourceDriver::perform(MoveBase& a) {
+  work([this, a]() -> Finish {
+    if (!baseline_ || shipment_.header.txn != a.txn) return [] {};
+    const std::int64_t start = monotonic_ns();
+    Status s = baseline_->move(a.txn, a.sealed || snapshotting_ ? outlet_->packer() : nullptr);
+    std::size_t lost = 0;
+    if (s.ok() && shipment_.begin.proof) lost = baseline_->prove(*sealer_);
+    if (!s.ok()) baseline_->drop();  // the next round sends complete buckets
+    const std::lock_guard lock(publish_mutex_);
+    report_.base_ns = monotonic_ns() - start;
+    report_.base_lost = static_cast<std::int64_t>(lost);
+    return [] {};
   });
 }
 

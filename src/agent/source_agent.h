@@ -38,6 +38,7 @@ class SourceDriver final : public SourceAgent, private Member {
   void perform(Prepare& a);
   void perform(Expose& a);
   void perform(CheckSeal& a);
+  void perform(MoveBase& a);
   void perform(Withdraw& a);
   void perform(Release& a);
 
@@ -45,7 +46,7 @@ class SourceDriver final : public SourceAgent, private Member {
   Result<SealDone> seal(const Txn& txn, const wire::Begin& begin, std::uint32_t member);
   Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
   Status lend_regions();
-  void send_all();
+  void send_all(const Txn& txn);
   Result<wire::WrittenManifest> write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin,
                                            std::uint32_t member);
 
@@ -62,8 +63,10 @@ class SourceDriver final : public SourceAgent, private Member {
   memory::SharedRegion page_;                   // the lent manifest
   std::vector<memory::SharedRegion> snapshot_;  // where the shard's memory is not lent itself
   std::vector<memory::RegionRef> lent_;         // weights, then the page
+  std::unique_ptr<Baseline> baseline_;          // of the plan, where buckets go as deltas
   std::unique_ptr<Outlet> outlet_;              // of the plan
-  std::int64_t page_bytes_ = 0;                 // of the manifest of the round in hand
+  Shipment shipment_;                           // of the round in hand
+  std::uint64_t seed_ = 0;                      // of the digests in the baseline
   std::atomic<bool> withdrawn_{false};          // the round in hand: its sending stops
   std::optional<Error> unsent_;                 // why the round's buckets did not all go out
   std::uint64_t sealed_writes_ = 0;

@@ -122,9 +122,9 @@ void TargetDriver::after_step() {
 }
 
 void TargetDriver::done(install::Task task, const Txn& txn, const Status& status, const wire::Digest4& counted,
-                        const wire::ProofCounts& proof) {
+                        const wire::ProofCounts& proof, bool retained) {
   if (status.ok())
-    feed(install::TaskDone{task, txn, counted, proof});
+    feed(install::TaskDone{task, txn, counted, proof, retained});
   else
     feed(install::TaskFailed{task, txn, status.error()});
 }
@@ -137,7 +137,8 @@ void TargetDriver::perform(install::DropStage&) {}  // the shadow is one arena, 
 void TargetDriver::perform(install::MakePlan& a) {
   work([this, configure = std::move(a.configure), seed = state_.link.digest_seed.value_or(0)]() -> Finish {
     const std::int64_t start = monotonic_ns();
-    const Status s = take_plan(configure, seed);
+    bool same = false;
+    const Status s = take_plan(configure, seed, same);
     {
       const std::lock_guard lock(report_mutex_);
       report_.plan_ns = monotonic_ns() - start;
@@ -145,20 +146,28 @@ void TargetDriver::perform(install::MakePlan& a) {
     }
     if (!s.ok())
       return [this, e = s.error(), epoch = configure.layout_epoch] { feed(install::PlanFailed{epoch, {e}}); };
-    return [this, epoch = configure.layout_epoch, id = planned_->plan.id] { feed(install::PlanMade{epoch, id}); };
+    return [this, epoch = configure.layout_epoch, id = planned_->plan.id, same] {
+      feed(install::PlanMade{epoch, id, same});
+    };
   });
 }
 
-Status TargetDriver::take_plan(const wire::Configure& configure, std::uint64_t digest_seed) {
+Status TargetDriver::take_plan(const wire::Configure& configure, std::uint64_t digest_seed, bool& same) {
   const PlanId former = planned_ && executor_ ? planned_->plan.id : PlanId{};
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
   if (planned.target->digest() != state_.config.self.layout_digest)
     return Error(Code::kMismatch, "the coordinator sent another layout than this rank's own").at_stage("plan");
-  const bool same = former != PlanId{} && former == planned.plan.id && seed_ == digest_seed;
+  if (planned.deltas() && !options_.data->capabilities().push)
+    return Error(Code::kUnsupported,
+                 "deltas need a transport that sends buckets, such as tcp; with this one, encoding "
+                 "must be raw")
+        .at_stage("plan");
+  same = former != PlanId{} && former == planned.plan.id && seed_ == digest_seed;
   planned_ = std::move(planned);
   REFIT_ASSIGN(const model::RankLayout rank, planned_->target->expand(rank_));
-  install::LandingTable table = lower_target(planned_->plan, *planned_->target, rank, planned_->member_of_rank,
-                                             planned_->options, Intake::packed(*options_.data));
+  install::LandingTable table =
+      lower_target(planned_->plan, *planned_->target, rank, planned_->member_of_rank, planned_->options,
+                   planned_->deltas() || Intake::packed(*options_.data), planned_->pack());
   if (same) {  // members changed, the plan did not: the shadow and what is proven of the live bytes stay
     executor_->replace_senders(table.buckets);
     return {};
@@ -180,6 +189,7 @@ void TargetDriver::perform(install::StartStaging& a) {
       const std::lock_guard lock(report_mutex_);
       report_.txn = a.txn;
       report_.stage_ns = monotonic_ns() - start;
+      report_.unpack_ns = unpack_ns_;
       report_.bytes_staged = progress_.bytes;
       report_.buckets = static_cast<std::int64_t>(progress_.buckets);
     }
@@ -198,7 +208,8 @@ Status TargetDriver::stage_all(const install::StartStaging& a) {
   if (!executor_ || planned_->epoch != a.begin.layout_epoch)
     return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("transfer");
   REFIT_ASSIGN(const auto from, suppliers(a));
-  executor_->begin();
+  executor_->begin(a.txn, a.base);
+  unpack_ns_ = 0;
   REFIT_ASSIGN(
       const std::unique_ptr<Intake> intake,
       Intake::open(
@@ -264,7 +275,7 @@ Status TargetDriver::take_all(const install::StartStaging& a, Intake& intake,
     const std::uint32_t sender = lease->sender();
     if (lease->bucket() != kManifestBucket) {
       if (manifests_.contains(sender))
-        REFIT_TRY(take_bucket(a.txn, intake, *lease));
+        REFIT_TRY(take_bucket(a.txn, intake, *lease, suppliers));
       else
         early.push_back(std::move(*lease));
       continue;
@@ -275,7 +286,7 @@ Status TargetDriver::take_all(const install::StartStaging& a, Intake& intake,
     const Status s = take_manifest(a.txn, supplier->second, intake, *lease);
     if (!s.ok()) return Error(s.error()).at_peer(planned_->name_of(sender)).at_stage("lend");
     for (transport::Lease& waited : early)
-      if (waited.sender() == sender) REFIT_TRY(take_bucket(a.txn, intake, waited));
+      if (waited.sender() == sender) REFIT_TRY(take_bucket(a.txn, intake, waited, suppliers));
     std::erase_if(early, [&](const transport::Lease& l) { return l.sender() == sender; });
   }
   return {};
@@ -299,7 +310,35 @@ Status TargetDriver::take_manifest(const Txn& txn, const Supplier& supplier, con
   return {};
 }
 
-Status TargetDriver::take_bucket(const Txn& txn, Intake& intake, const transport::Lease& lease) {
+// A bucket that travels with its header: complete, unchanged or a delta. The lease is this side's own copy.
+Status TargetDriver::take_headed(const Txn& txn, std::size_t index, const Supplier& supplier,
+                                 std::span<const std::byte> bytes) {
+  const install::BucketTable& b = executor_->table().buckets[index];
+  if (bytes.size() < wire::kBucketHeaderBytes)
+    return Error(Code::kCorrupt, "bucket is shorter than its header")
+        .amounts(static_cast<std::int64_t>(wire::kBucketHeaderBytes), static_cast<std::int64_t>(bytes.size()));
+  const auto payload = bytes.subspan(wire::kBucketHeaderBytes);
+  REFIT_ASSIGN(const wire::BucketHeader h, wire::check_bucket(bytes.first(wire::kBucketHeaderBytes), payload));
+  if (h.job != options_.job || h.txn != txn || h.bucket != b.id || h.sender != b.sender ||
+      h.incarnation != supplier.lend->incarnation)
+    return Error(Code::kMismatch, "the bucket's header is of another job, round, sender or bucket");
+  if (static_cast<std::int64_t>(h.logical_bytes) != b.packed_bytes)
+    return Error(Code::kMismatch, "bucket has another size than the plan")
+        .amounts(b.packed_bytes, static_cast<std::int64_t>(h.logical_bytes));
+  if (h.encoding == wire::Encoding::kUnchanged) return executor_->stage_unchanged(index, h.base, sealed_);
+  if (h.encoding == wire::Encoding::kDelta) {
+    const std::int64_t start = monotonic_ns();
+    const Status s = executor_->stage_delta(index, h.base, payload, sealed_);
+    unpack_ns_ += monotonic_ns() - start;
+    return s;
+  }
+  std::vector<const std::byte*> bases;
+  for (std::int64_t start : b.packed_starts) bases.push_back(payload.data() + start);
+  return executor_->stage(index, bases, sealed_);
+}
+
+Status TargetDriver::take_bucket(const Txn& txn, Intake& intake, const transport::Lease& lease,
+                                 const std::map<std::uint32_t, Supplier>& suppliers) {
   const auto found = unstaged_.find({lease.sender(), lease.bucket().value});
   if (found == unstaged_.end())
     return Error(Code::kMismatch, "the lane delivered a bucket that is not planned, or twice")
@@ -313,6 +352,10 @@ Status TargetDriver::take_bucket(const Txn& txn, Intake& intake, const transport
     if (sealed == nullptr) return Error(Code::kMismatch, "the sender sealed no such bucket");
     sealed_.clear();
     for (const wire::ManifestEntry& e : manifest.of(*sealed)) sealed_.push_back({e.tensor.value, to_kernel(e.digest)});
+    if (planned_->deltas()) {
+      REFIT_ASSIGN(const std::span<const std::byte> bytes, intake.page(lease));
+      return take_headed(txn, found->second, suppliers.at(b.sender), bytes);
+    }
     REFIT_ASSIGN(const auto bases, intake.bases(lease, b));
     return executor_->stage(found->second, bases, sealed_);
   };
@@ -347,9 +390,8 @@ void TargetDriver::perform(install::CopyShadowToLive& a) {
       report_.copy_ns = monotonic_ns() - start;
     }
     progress_.bucket_done(0);  // its bytes were counted on the way
-    return [this, txn = a.txn, s, counted = agent::to_wire(executor_->counted()), proof = to_wire(executor_->proof())] {
-      done(install::Task::kCopy, txn, s, counted, proof);
-    };
+    return [this, txn = a.txn, s, counted = agent::to_wire(executor_->counted()), proof = to_wire(executor_->proof()),
+            retained = executor_->retained()] { done(install::Task::kCopy, txn, s, counted, proof, retained); };
   });
 }
 

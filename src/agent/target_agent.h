@@ -32,7 +32,7 @@ class TargetDriver final : public Agent, private Member {
   void feed(install::TargetEventKind what);
   void after_step();
   void done(install::Task task, const Txn& txn, const Status& status, const wire::Digest4& counted = {},
-            const wire::ProofCounts& proof = {});
+            const wire::ProofCounts& proof = {}, bool retained = false);
 
   void perform(install::Send& a);
   void perform(install::MakePlan& a);
@@ -49,12 +49,15 @@ class TargetDriver final : public Agent, private Member {
   void perform(install::Observe& a);
 
   // On the worker.
-  Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
+  // `same`: plan and executor stayed.
+  Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed, bool& same);
   Status stage_all(const install::StartStaging& a);
   Result<std::map<std::uint32_t, Supplier>> suppliers(const install::StartStaging& a) const;
   Status take_all(const install::StartStaging& a, Intake& intake, const std::map<std::uint32_t, Supplier>& suppliers);
   Status take_manifest(const Txn& txn, const Supplier& supplier, const Intake& intake, const transport::Lease& lease);
-  Status take_bucket(const Txn& txn, Intake& intake, const transport::Lease& lease);
+  Status take_bucket(const Txn& txn, Intake& intake, const transport::Lease& lease,
+                     const std::map<std::uint32_t, Supplier>& suppliers);
+  Status take_headed(const Txn& txn, std::size_t index, const Supplier& supplier, std::span<const std::byte> bytes);
   Error late(Error error) const;
   Status check_cancel() const;
 
@@ -74,6 +77,8 @@ class TargetDriver final : public Agent, private Member {
   std::vector<std::byte> page_copy_;
   std::vector<install::TensorDigest> sealed_;                                // scratch
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> unstaged_;  // (sender, bucket) → index in the table
+
+  std::int64_t unpack_ns_ = 0;
 
   mutable std::mutex report_mutex_;
   AgentReport report_;

@@ -140,6 +140,8 @@ struct Census {
   std::int64_t unchanged_frames = 0, coded_frames = 0, raw_frames = 0, changed = 0;
 };
 Census census(const Delta& delta);
+// The same of a message that this side has just encoded: it is not checked again.
+Census census_of_own(std::span<const std::byte> message);
 
 // May the delta be applied to bytes with this digest? Undoable: to its base only. Overwrite: also to its result, and
 // then it changes nothing. Errors: kMismatch naming the digests.

@@ -232,24 +232,40 @@ std::span<const std::byte> Delta::frame(std::int64_t i) const {
 }
 Shape Delta::frame_shape(std::int64_t i) const { return frame_of(header_.shape, i); }
 
+namespace {
+void count(std::span<const std::byte> frame, const Shape& shape, Census& out) {
+  if (frame.empty()) {
+    ++out.unchanged_frames;
+  } else if (frame.size() == static_cast<std::size_t>(shape.bytes())) {
+    ++out.raw_frames;
+    out.changed += shape.elements;
+  } else {
+    ++out.coded_frames;
+    const auto* at = reinterpret_cast<const Byte*>(frame.data());
+    Reader reader{at, at + frame.size()};
+    std::size_t changed = 0;
+    reader.number(static_cast<std::size_t>(shape.elements), changed);
+    out.changed += static_cast<std::int64_t>(changed);
+  }
+}
+}  // namespace
+
 Census census(const Delta& delta) {
   Census out;
-  for (std::int64_t i = 0; i < delta.header().frames; ++i) {
-    const auto frame = delta.frame(i);
-    const Shape shape = delta.frame_shape(i);
-    if (frame.empty()) {
-      ++out.unchanged_frames;
-    } else if (frame.size() == static_cast<std::size_t>(shape.bytes())) {
-      ++out.raw_frames;
-      out.changed += shape.elements;
-    } else {
-      ++out.coded_frames;
-      const auto* at = reinterpret_cast<const Byte*>(frame.data());
-      Reader reader{at, at + frame.size()};
-      std::size_t changed = 0;
-      reader.number(static_cast<std::size_t>(shape.elements), changed);
-      out.changed += static_cast<std::int64_t>(changed);
-    }
+  for (std::int64_t i = 0; i < delta.header().frames; ++i) count(delta.frame(i), delta.frame_shape(i), out);
+  return out;
+}
+
+Census census_of_own(std::span<const std::byte> message) {
+  Census out;
+  const Result<Header> header = read_header(message);
+  REFIT_CHECK(header.ok());
+  const auto table_bytes = kEntry * static_cast<std::size_t>(header->frames);
+  auto payload = message.subspan(static_cast<std::size_t>(kHeaderBytes) + table_bytes);
+  for (std::int64_t i = 0; i < header->frames; ++i) {
+    const std::size_t n = get<std::uint32_t>(message.data() + kHeaderBytes + kEntry * static_cast<std::size_t>(i));
+    count(payload.first(n), frame_of(header->shape, i), out);
+    payload = payload.subspan(n);
   }
   return out;
 }

@@ -23,6 +23,7 @@ void Machine::committed() {
   for (Part& p : r.parts) {
     const Seat seat{p.member, p.incarnation};
     if (s_.slots[p.member].incarnation != p.incarnation) continue;
+    s_.slots[p.member].base = {};  // its live bytes are about to change
     if (out(seat)) {
       evict_again(s_.slots[p.member].connection,
                   Error(Code::kPeerLost, "evicted from the membership").at_peer(name(p.member)));
@@ -52,6 +53,7 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
   Part* p = part(member, e.txn);
   if (p == nullptr || !s_.round->committed) return void(++s_.dropped.old_txn);
   if (!p->applied) p->applied = m;
+  s_.slots[member].base = m.retained ? e.txn : Txn{};
   progressed(*p, Progressed::kApplied);
 }
 

@@ -70,6 +70,7 @@ class Machine {
   void receive(std::uint32_t member, const wire::Envelope& e, const wire::Failed& m);
   void begin_if_ready();
   void begun();
+  void choose_base();
   void advance_round();
   void enter(Stage stage);
   bool replica_staged(Replica& replica);

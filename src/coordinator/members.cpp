@@ -56,7 +56,7 @@ void Machine::hello(std::uint32_t connection, const wire::Envelope& e, const wir
   slot.connection = connection;
   slot.incarnation = e.incarnation;
   slot.heard_ns = s_.now_ns;
-  if (!same_process) slot.inside = {}, slot.heartbeat = {}, slot.ready = false, slot.sequence = 0;
+  if (!same_process) slot.inside = {}, slot.heartbeat = {}, slot.ready = false, slot.sequence = 0, slot.base = {};
   slot.hello = h;
   slot.heartbeat.state = h.state;
   slot.holds = h.last;
@@ -133,6 +133,7 @@ void Machine::receive(std::uint32_t member, const wire::Envelope&, const wire::R
   if (m.layout_epoch != s_.layout_epoch) return void(++s_.dropped.old_epoch);
   slot.ready = true;
   slot.plan = m.plan;
+  slot.base = m.base;
   slot.refused.clear();
 }
 

@@ -35,6 +35,7 @@ struct Slot {
   std::int64_t configured_ns = 0;     // when Configure was last sent
   bool ready = false;                 // Ready for the current layout epoch
   PlanId plan;
+  Txn base;  // target: the round whose bytes can be the base of its deltas, as far as it and we know; counter 0: none
   std::vector<Error> refused;  // PlanRefused for the current layout epoch
   bool present() const { return connection != kNoConnection; }
 };

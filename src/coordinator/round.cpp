@@ -66,13 +66,35 @@ void Machine::begun() {
              s_.call->step,
              s_.call->proof,
              std::max<std::int64_t>(1, s_.call->stall_ns - s_.config.margin_ns),
-             std::max<std::int64_t>(1, left)};
+             std::max<std::int64_t>(1, left),
+             {},
+             {}};
+  choose_base();
   enter(Stage::kSealing);
   for (Part& p : r.parts) command(p);
   // Who left while the record was on its way to the disk?
   for (const Part& p : std::vector<Part>(r.parts))
     if (s_.round && (!s_.slots[p.member].present() || s_.slots[p.member].incarnation != p.incarnation))
       lost(p.member, Error(Code::kPeerLost, "left before the round began").at_peer(name(p.member)));
+}
+
+// Deltas are made against the newest commit, for those who hold it; the others get complete buckets.
+void Machine::choose_base() {
+  Round& r = *s_.round;
+  if (!s_.journal.newest) return;
+  const Txn newest = s_.journal.newest->txn;
+  bool anybody = false;
+  for (const Part& p : r.parts) {
+    if (is_source(p.member)) continue;
+    if (s_.slots[p.member].base == newest)
+      anybody = true;
+    else
+      r.begin.without.push_back(p.member);
+  }
+  if (anybody)
+    r.begin.base = newest;
+  else
+    r.begin.without.clear();
 }
 
 void Machine::enter(Stage stage) {
@@ -214,6 +236,7 @@ void Machine::lost(std::uint32_t member, Error error) {
   Round& r = *s_.round;
   const bool in = std::any_of(r.parts.begin(), r.parts.end(), [&](const Part& p) { return p.member == member; });
   if (!in || s_.stage == Stage::kBegin) return;
+  s_.slots[member].base = {};  // as a target that says no does by itself
   if (r.committed || s_.stage == Stage::kDeciding) {
     // The decision stands or is on its way to the disk; its replica is repaired by the next round.
     if (Replica* replica = is_source(member) ? nullptr : replica_of(member);

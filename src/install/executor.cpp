@@ -1,103 +1,9 @@
-#include "install/executor.h"
-
 #include <algorithm>
 #include <cstring>
 
+#include "install/staged_impl.h"
+
 namespace refit::install {
-
-using kernel::Digest;
-
-struct StagedExecutor::Impl {
-  // Reused between buckets: after warm-up, staging a bucket allocates nothing.
-  struct Scratch {
-    std::vector<kernel::Job> jobs;
-    std::vector<Digest> digests;
-    std::vector<std::pair<std::uint64_t, Digest>> sums;  // (copy << 32 | tensor, sum)
-  };
-
-  LandingTable table;
-  std::vector<memory::RegionRef> live;
-  std::vector<memory::Arena> shadow;
-  kernel::Exec exec;
-  std::vector<kernel::DigestKeys> keys;
-  std::vector<Digest> staged;   // per holding, this round
-  std::vector<Digest> applied;  // per holding, of the live version
-  std::vector<bool> done;       // per bucket
-  Digest counted, applied_counted;
-  bool has_applied = false;
-  bool filled = false;  // live gaps were written once by a full copy
-  ProofCounts proof;
-  std::int64_t tensors_held = 0;
-  Scratch scratch;
-
-  const std::string& name(std::uint32_t tensor) const { return table.tensors[tensor].name; }
-
-  kernel::Job job(std::uint32_t tensor, const LoopNest& nest, const Dims& origin) const {
-    kernel::Job j;
-    j.extents = nest.extents;
-    j.src_strides = nest.src_strides;
-    j.dst_strides = nest.dst_strides;
-    j.axis = nest.axis;
-    j.steps = nest.steps;
-    j.origin = origin;
-    j.src_dtype = nest.src_dtype;
-    j.wire_dtype = nest.wire_dtype;
-    j.dst_dtype = nest.dst_dtype;
-    j.keys = &keys[tensor];
-    return j;
-  }
-
-  // Digests (and with `to` copies) every holding of `from`; dst strides equal src strides.
-  Status sweep(const std::vector<std::byte*>& from, const std::vector<std::byte*>* to,
-               const std::vector<Digest>& expected, std::string_view domain) {
-    scratch.jobs.clear();
-    for (const HoldingRef& h : table.holdings) {
-      const LoopNest& nest = table.nests[h.nest];
-      kernel::Job j = job(h.tensor, nest, table.origins[h.origin]);
-      j.src = from[h.buffer] + h.offset;
-      j.dst_strides = nest.src_strides;
-      j.dst_dtype = nest.src_dtype;
-      j.dst = to ? (*to)[h.buffer] + h.offset : nullptr;
-      scratch.jobs.push_back(j);
-    }
-    scratch.digests.assign(scratch.jobs.size(), {});
-    kernel::run(exec, scratch.jobs, scratch.digests);
-    for (std::size_t i = 0; i < scratch.jobs.size(); ++i)
-      if (scratch.digests[i] != expected[i])
-        return Error(Code::kCorrupt, std::string(domain) + " bytes do not have the digest of what was staged")
-            .at_tensor(name(table.holdings[i].tensor));
-    return {};
-  }
-
-  std::vector<std::byte*> shadow_bases() const {
-    std::vector<std::byte*> out;
-    for (const memory::Arena& a : shadow) out.push_back(a.data());
-    return out;
-  }
-  std::vector<std::byte*> live_bases() const {
-    std::vector<std::byte*> out;
-    for (const memory::RegionRef& r : live) out.push_back(r.data);
-    return out;
-  }
-
-  Status check_gaps() const {
-    for (std::size_t b = 0; b < table.buffers.size(); ++b) {
-      const auto fill = static_cast<std::byte>(table.buffers[b].fill);
-      for (const auto& [lo, hi] : table.buffers[b].gaps) {
-        const std::byte* first = live[b].data + lo;
-        if (std::any_of(first, first + (hi - lo), [&](std::byte v) { return v != fill; }))
-          return Error(Code::kCorrupt,
-                       "bytes outside every holding of buffer " + std::to_string(b) + " differ from their fill");
-      }
-    }
-    return {};
-  }
-  void write_fill() {
-    for (std::size_t b = 0; b < shadow.size(); ++b)
-      for (const auto& [lo, hi] : table.buffers[b].gaps)
-        std::memset(shadow[b].data() + lo, table.buffers[b].fill, static_cast<std::size_t>(hi - lo));
-  }
-};
 
 StagedExecutor::StagedExecutor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StagedExecutor::~StagedExecutor() = default;
@@ -127,16 +33,20 @@ Result<std::unique_ptr<StagedExecutor>> StagedExecutor::make(LandingTable table,
   impl->applied.resize(impl->table.holdings.size());
   impl->done.resize(impl->table.buckets.size());
   impl->write_fill();
+  if (impl->table.deltas) REFIT_TRY(impl->prepare_deltas(budget));
   return std::unique_ptr<StagedExecutor>(new StagedExecutor(std::move(impl)));
 }
 
 const LandingTable& StagedExecutor::table() const { return impl_->table; }
 
-void StagedExecutor::begin() {
+void StagedExecutor::begin(const Txn& txn, const Txn& base) {
   std::fill(impl_->staged.begin(), impl_->staged.end(), Digest{});
   std::fill(impl_->done.begin(), impl_->done.end(), false);
   impl_->counted = {};
   impl_->proof = {};
+  impl_->txn = txn;
+  impl_->offered = base.counter > 0 && base == impl_->base_txn ? base : Txn{};
+  std::fill(impl_->carried.begin(), impl_->carried.end(), false);
 }
 void StagedExecutor::abort() { begin(); }
 
@@ -148,7 +58,8 @@ Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* cons
   if (bases.size() != b.segments.size())
     return Error(Code::kMismatch, "bucket has another number of segments than the plan")
         .at_bucket(std::to_string(b.id.value));
-  const std::span<const LandingEntry> entries(s.table.entries.data() + b.first_entry, b.entries);
+  const std::span<const LandingEntry> entries = s.entries_of(b);
+  if (s.table.deltas) s.clean[bucket] = false;
   s.scratch.jobs.clear();
   for (const LandingEntry& e : entries) {
     kernel::Job j = s.job(e.tensor, s.table.nests[e.nest], s.table.origins[e.origin]);
@@ -179,13 +90,25 @@ Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* cons
     stored.emplace_back(i.job, digest);
   }
 
-  auto& sums = s.scratch.sums;
+  REFIT_TRY(s.account(b, s.scratch.digests, stored, sealed));
+  if (s.table.deltas) s.id_staged[bucket] = bucket_identity(s.txn, b.id, sealed);
+  s.done[bucket] = true;
+  return {};
+}
+
+Status StagedExecutor::Impl::account(const BucketTable& b, std::span<const Digest> digests,
+                                     std::span<const std::pair<std::size_t, Digest>> kept,
+                                     std::span<const TensorDigest> sealed) {
+  const std::span<const LandingEntry> entries = entries_of(b);
+  auto& sums = scratch.sums;
   sums.clear();
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    const auto kept = std::find_if(stored.begin(), stored.end(), [&](const auto& p) { return p.first == i; });
-    s.staged[entries[i].holding] += kept == stored.end() ? s.scratch.digests[i] : kept->second;
-    if (entries[i].counted) s.counted += s.scratch.digests[i];
-    sums.emplace_back(std::uint64_t{entries[i].tensor} << 32 | entries[i].copy, s.scratch.digests[i]);
+    const auto other = std::find_if(kept.begin(), kept.end(), [&](const auto& p) { return p.first == i; });
+    const Digest& held = other == kept.end() ? digests[i] : other->second;
+    staged[entries[i].holding] += held;
+    if (table.deltas) entry_staged[b.first_entry + i] = held;
+    if (entries[i].counted) counted += digests[i];
+    sums.emplace_back(std::uint64_t{entries[i].tensor} << 32 | entries[i].copy, digests[i]);
   }
   std::sort(sums.begin(), sums.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
   std::size_t groups = 0;
@@ -204,18 +127,17 @@ Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* cons
     if (due == sealed.end())
       return Error(Code::kMismatch, "the sender sealed no digest for a tensor of this bucket")
           .at_bucket(std::to_string(b.id.value))
-          .at_tensor(s.name(tensor));
+          .at_tensor(name(tensor));
     if (due->digest != sums[g].second)
       return Error(Code::kCorrupt,
                    "digest of the staged bytes is " + sums[g].second.hex() + ", sealed was " + due->digest.hex())
           .at_bucket(std::to_string(b.id.value))
-          .at_tensor(s.name(tensor));
+          .at_tensor(name(tensor));
   }
   if (tensors != sealed.size())
     return Error(Code::kMismatch, "the sender sealed " + std::to_string(sealed.size()) +
                                       " tensors for this bucket, the plan has " + std::to_string(tensors))
         .at_bucket(std::to_string(b.id.value));
-  s.done[bucket] = true;
   return {};
 }
 
@@ -227,6 +149,7 @@ Status StagedExecutor::verify(bool reread) {
           .at_bucket(std::to_string(s.table.buckets[i].id.value));
   if (reread) REFIT_TRY(s.sweep(s.shadow_bases(), nullptr, s.staged, "shadow"));
   s.proof.placed_staged = s.tensors_held;
+  if (!reread) s.proof.placed_staged -= std::count(s.carried.begin(), s.carried.end(), true);
   return {};
 }
 
@@ -235,6 +158,7 @@ kernel::Digest StagedExecutor::counted() const { return impl_->counted; }
 Status StagedExecutor::apply(bool reread) {
   Impl& s = *impl_;
   s.has_applied = false;
+  s.base_txn = {};
   if (reread || !s.filled) {
     for (std::size_t b = 0; b < s.shadow.size(); ++b)
       kernel::copy_flat(s.exec, s.live[b].data, s.shadow[b].data(), s.table.buffers[b].bytes);
@@ -249,6 +173,11 @@ Status StagedExecutor::apply(bool reread) {
   s.applied_counted = s.counted;
   s.has_applied = true;
   s.proof.placed_live = s.tensors_held;
+  if (!s.can_retain) return {};
+  std::swap(s.entry_base, s.entry_staged);
+  std::swap(s.id_base, s.id_staged);
+  std::fill(s.clean.begin(), s.clean.end(), true);
+  s.base_txn = s.txn;
   return {};
 }
 

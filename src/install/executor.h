@@ -1,5 +1,6 @@
 // The staged executor: bytes go to a shadow of the live buffers, are digested on the way and compared with what the
-// sources sealed; the commit copies shadow to live and digests what then lies there.
+// sources sealed; the commit copies shadow to live and digests what then lies there. From then on the shadow is the
+// base of the next deltas; what an aborted round left in it is copied from live again before it is used as such.
 #pragma once
 #include <memory>
 #include <span>
@@ -10,13 +11,8 @@
 
 namespace refit::install {
 
-struct TensorDigest {
-  std::uint32_t tensor = 0;  // index into LandingTable::tensors
-  kernel::Digest digest;
-};
-
 struct ProofCounts {
-  std::int64_t placed_staged = 0;  // tensors digested where they lie in the shadow (fused into the copy)
+  std::int64_t placed_staged = 0;  // tensors digested where they lie in the shadow (fused into the copy), this round
   std::int64_t placed_live = 0;    // tensors digested where they lie in the live buffers
 };
 
@@ -31,11 +27,22 @@ class StagedExecutor {
 
   const LandingTable& table() const;
 
-  void begin();
+  // `base`: the round whose bytes deltas of this one may be made against; counter 0: none.
+  void begin(const Txn& txn = {}, const Txn& base = {});
   // Copies one bucket to the shadow. `bases[k]` is the address of segment k; `sealed` the digests of its tensors, in
   // any order, exactly the set that the bucket holds. Errors: kCorrupt naming the tensor when the digest differs,
   // kMismatch when the sets differ or a cast lost a value without permission, kInvalid for a bucket twice.
   Status stage(std::size_t bucket, std::span<const std::byte* const> bases, std::span<const TensorDigest> sealed);
+  // A bucket that is what it was in the base: nothing is read; digests are carried over. Errors: kMismatch for another
+  // base; as stage().
+  Status stage_unchanged(std::size_t bucket, const Hash128& base, std::span<const TensorDigest> sealed);
+  // A bucket as a delta against the base, from hostile bytes in private memory. Nothing is written before all of it was
+  // checked and its base was found to be the one that is held. All of the bucket's bytes are digested afterwards, and
+  // where it is unpacked in a buffer of its own, before. Errors: kCorrupt; kMismatch for another base; as stage().
+  Status stage_delta(std::size_t bucket, const Hash128& base, std::span<const std::byte> payload,
+                     std::span<const TensorDigest> sealed);
+  // The applied version can be the base of deltas: each bucket can be read back in the form it travelled in.
+  bool retained() const;
   // Every bucket staged exactly once. With `reread`, also digests the shadow again through the rank's own holdings.
   Status verify(bool reread);
   // Digest of the boxes that this rank counts for its replica.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/core.h"
+#include "install/bucket_delta.h"
 #include "kernel/kernel.h"
 
 namespace refit::install {
@@ -43,6 +44,7 @@ struct BucketTable {
   std::vector<std::int64_t> packed_starts;  // where each segment begins when the bucket arrives packed
   std::int64_t packed_bytes = 0;
   std::int64_t bytes = 0;
+  std::vector<Section> sections{};  // of the packed bytes, where the bucket may arrive as a delta; else empty
 };
 
 // A box of a tensor in this rank's own memory: what a re-read digests.
@@ -70,6 +72,8 @@ struct LandingTable {
   std::vector<BufferRef> buffers;
   // allowed[tensor]: its casts may lose values.
   std::vector<bool> lossy_cast_allowed;
+  // Buckets arrive packed in the tensors' dtype, complete or as deltas.
+  bool deltas = false;
 };
 
 }  // namespace refit::install

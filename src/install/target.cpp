@@ -23,10 +23,10 @@ bool servable(const TargetState& s) {
 
 bool same(const TargetState& a, const TargetState& b) {
   auto key = [](const TargetState& s) {
-    return std::tie(s.link, s.phase, s.rest, s.live, s.word, s.live_digest, s.gate_open, s.fenced, s.txn, s.begin,
-                    s.lent, s.staged, s.next, s.known, s.known_version, s.apply, s.applied, s.reopened, s.gate_since_ns,
-                    s.gate_deadline_ns, s.busy, s.stage_held, s.stage_txn, s.progress, s.verifying, s.verifying_word,
-                    s.left);
+    return std::tie(s.link, s.phase, s.rest, s.live, s.base, s.word, s.live_digest, s.gate_open, s.fenced, s.txn,
+                    s.begin, s.lent, s.staged, s.next, s.known, s.known_version, s.apply, s.applied, s.reopened,
+                    s.gate_since_ns, s.gate_deadline_ns, s.busy, s.stage_held, s.stage_txn, s.progress, s.verifying,
+                    s.verifying_word, s.left);
   };
   return key(a) == key(b);
 }
@@ -89,7 +89,8 @@ void TargetMachine::on(const PlanMade& e) {
   if (e.layout_epoch != s_.link.layout_epoch || s_.link.planned) return drop();
   s_.link.planned = true;
   s_.link.plan = e.plan;
-  send({}, wire::Ready{e.layout_epoch, e.plan});
+  if (!e.same) s_.base = {};
+  send({}, wire::Ready{e.layout_epoch, e.plan, s_.base});
 }
 
 void TargetMachine::on(const PlanFailed& e) {
@@ -161,8 +162,10 @@ void TargetMachine::vote_yes(const TaskDone& e) {
   send(s_.txn, wire::Vote{true, std::nullopt});
 }
 
+// Whatever was wrong, the next round brings complete buckets.
 void TargetMachine::vote_no(Error error) {
   const Txn txn = s_.txn;
+  s_.base = {};
   s_.left = TargetState::Left{txn, false, std::move(error), phase_name()};
   leave_round(s_.rest);
   send(txn, wire::Vote{false, s_.left->error});
@@ -183,6 +186,7 @@ void TargetMachine::copied(const TaskDone& e) {
   s_.apply = ApplyStep::kCaches;
   s_.applied.counted = e.counted;
   s_.applied.proof = e.proof;
+  s_.applied.retained = e.retained;
   s_.busy |= bit(Task::kCaches);
   todo_.push_back(InvalidateCaches{s_.txn, s_.next});
 }
@@ -190,6 +194,7 @@ void TargetMachine::copied(const TaskDone& e) {
 void TargetMachine::all_applied() {
   s_.apply = ApplyStep::kApplied;
   s_.live = s_.next;
+  s_.base = s_.applied.retained ? s_.txn : Txn{};
   s_.live_digest = s_.applied.counted;
   s_.applied.pause_ns = s_.now_ns - s_.gate_since_ns;
   set_word(wire::Word::kApplied);

@@ -40,7 +40,10 @@ struct TargetState {
   TargetPhase phase = TargetPhase::kEmpty;
   TargetPhase rest = TargetPhase::kEmpty;  // where an abort returns to: Empty, Serving, Lagging or Fenced
   Version live;                            // what the live bytes hold; number 0: nothing
-  wire::CommitWord word;                   // mirror of the word beside the live bytes
+  // The round whose bytes this rank holds in the form that deltas are made against; counter 0: none. Between rounds
+  // they lie in the live memory; the executor brings them back to the shadow when a round was aborted.
+  Txn base;
+  wire::CommitWord word;  // mirror of the word beside the live bytes
   std::optional<wire::Digest4> live_digest;
   bool gate_open = false;
   std::optional<Error> fenced;  // set exactly in Fenced (or when it rests there)
@@ -95,20 +98,24 @@ struct Received {
 struct ConnectionUp {};
 struct ConnectionDown {};
 struct Tick {};
+// `same`: the plan and all that was proven under it stayed.
 struct PlanMade {
   LayoutEpoch layout_epoch;
   PlanId plan;
+  bool same = false;
 };
 struct PlanFailed {
   LayoutEpoch layout_epoch;
   std::vector<Error> errors;
 };
-// kStage: counted digest of the staged bytes; kCopy: of the live bytes after the copy; others: empty.
+// kStage: counted digest of the staged bytes; kCopy: of the live bytes after the copy, and whether they can be the base
+// of deltas; others: empty.
 struct TaskDone {
   Task task;
   Txn txn;
   wire::Digest4 counted;
   wire::ProofCounts proof;
+  bool retained = false;
 };
 struct TaskFailed {
   Task task;
@@ -144,7 +151,8 @@ struct StartStaging {
   Txn txn;
   wire::Begin begin;
   std::vector<wire::LendEntry> sources;
-};  // → kStage
+  Txn base{};  // deltas may be made against it; counter 0: only complete buckets
+};             // → kStage
 struct CancelStaging {
   Txn txn;
 };  // ask the running kStage task to end soon; it still reports

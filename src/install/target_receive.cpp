@@ -39,7 +39,7 @@ void TargetMachine::receive(const wire::Envelope&, const wire::Configure& m) {
   if (take_configure(s_.link, m, ready)) {
     todo_.push_back(MakePlan{m});
   } else if (ready) {
-    send({}, wire::Ready{s_.link.layout_epoch, s_.link.plan});
+    send({}, wire::Ready{s_.link.layout_epoch, s_.link.plan, s_.base});
   } else {
     drop();
   }
@@ -105,7 +105,8 @@ void TargetMachine::receive(const wire::Envelope& e, const wire::Lend& m) {
   s_.stage_txn = e.txn;
   s_.busy |= bit(Task::kStage);
   observe(Phase::kTransfer);
-  todo_.push_back(StartStaging{e.txn, s_.begin, m.sources});
+  const bool delta = s_.begin.serves_delta(s_.link.member) && s_.begin.base == s_.base;
+  todo_.push_back(StartStaging{e.txn, s_.begin, m.sources, delta ? s_.base : Txn{}});
 }
 
 void TargetMachine::receive(const wire::Envelope& e, const wire::Gate& m) {
@@ -131,6 +132,7 @@ void TargetMachine::receive(const wire::Envelope& e, const wire::Copy&) {
   }
   s_.apply = ApplyStep::kCopying;
   s_.live_digest.reset();
+  s_.base = {};
   set_word(wire::Word::kCopying);
   observe(Phase::kCopying);
   s_.busy |= bit(Task::kCopy);

@@ -1,5 +1,10 @@
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "memory/memory.h"
@@ -20,6 +25,29 @@ Result<Arena> Arena::make(std::int64_t bytes, Budget* budget, std::string_view w
   // Advice only: without huge pages the arena is slower, not wrong.
   (void)::madvise(arena.data_, static_cast<std::size_t>(rounded), MADV_HUGEPAGE);
   REFIT_TRY(fault_in(arena.data_, rounded, Fault::kWrite, what));
+  return arena;
+}
+
+Result<Arena> Arena::make_in(const std::string& directory, std::int64_t bytes, std::string_view what) {
+  REFIT_ASSIGN(const std::int64_t rounded, round_to_pages(bytes, what));
+  Arena arena;
+  arena.bytes_ = bytes;
+  arena.mapped_ = rounded;
+  if (rounded == 0) return arena;
+  const auto failed = [&](const char* doing, int err) {
+    return Error(err == ENOSPC ? Code::kExhausted : Code::kInvalid,
+                 std::string(what) + " in " + directory + ": cannot " + doing + ": " + std::strerror(err))
+        .amounts(rounded, 0);
+  };
+  Fd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!fd.valid() && (errno == EOPNOTSUPP || errno == EISDIR)) {  // a file system without nameless files
+    std::string name = directory + "/refit-XXXXXX";
+    fd = Fd(::mkostemp(name.data(), O_CLOEXEC));
+    if (fd.valid()) (void)::unlink(name.c_str());
+  }
+  if (!fd.valid()) return failed("open a file", errno);
+  if (const int err = ::posix_fallocate(fd.get(), 0, rounded); err != 0) return failed("reserve its bytes", err);
+  REFIT_ASSIGN(arena.data_, map_pages(rounded, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), what));
   return arena;
 }
 

@@ -36,6 +36,10 @@ class Budget {
 class Arena {
  public:
   static Result<Arena> make(std::int64_t bytes, Budget* budget, std::string_view what);
+  // The same over a file in `directory` that has no name: its pages may leave memory, nobody else finds it, and it is
+  // gone with the process. Counts against no budget. Errors: kInvalid naming the directory, kExhausted when its disk is
+  // full.
+  static Result<Arena> make_in(const std::string& directory, std::int64_t bytes, std::string_view what);
   Arena() = default;
   ~Arena();
   Arena(Arena&&) noexcept;

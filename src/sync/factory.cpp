@@ -53,6 +53,7 @@ Result<SyncOptions> options_from(const Config& config, SyncOptions base) {
   base.on_target_loss = config.on_target_loss.value == "continue" ? OnTargetLoss::kContinue : OnTargetLoss::kFail;
   base.min_targets = static_cast<std::uint32_t>(config.min_targets.value);  // at most 1e9, by the reader
   base.stall_timeout_s = config.stall_timeout_s.value;
+  if (config.refit_transport.value == "vllm_zmq_sparse") base.encoding = config.sparse_encoding.value;
   return base;
 }
 

@@ -45,7 +45,8 @@ class Synchronizer final : public WeightSynchronizer {
     d.config.barrier = options_.barrier;
     d.config.continue_on_loss = options_.on_target_loss == OnTargetLoss::kContinue;
     d.config.min_targets = options_.min_targets;
-    d.config.options_json = agent::options_to_json(options_.plan);
+    REFIT_ASSIGN(const agent::Encode encode, agent::encode_from_string(options_.encoding));
+    d.config.options_json = agent::options_to_json({options_.plan, encode});
     d.config.gate_ns = ns(options_.gate_timeout_s);
     d.config.join_ns = ns(options_.join_timeout_s);
     d.config.rebuild_ns = d.config.join_ns / 4;  // heard, promised, and as much again to plan

@@ -23,7 +23,9 @@ struct SyncOptions {
   std::optional<transport::ControlKeys> control_keys{};  // the coordinator's own and the allow-list
   std::string advertise_address{};  // `refit.advertise_address`: a TCP listener's host as members know it
   std::string journal_path;
-  plan::Options plan;             // bucket_bytes, staging_bytes, allow_cast
+  plan::Options plan;  // bucket_bytes, staging_bytes, allow_cast
+  // `….sparse.delta_compression.encoding`: raw (all bytes of every version), xor or overwrite (what changed).
+  std::string encoding = "raw";
   std::int64_t proof_every = 10;  // `refit.proof_every`: ≥ 1
   bool barrier = false;           // `refit.commit: barrier`
   OnTargetLoss on_target_loss = OnTargetLoss::kFail;

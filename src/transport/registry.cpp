@@ -7,6 +7,7 @@
 #include "transport/tcp/factory.h"
 #include "transport/transport.h"
 #include "transport/zmq/factory.h"
+#include "transport/zmq_sparse/factory.h"
 
 namespace refit::transport {
 namespace {
@@ -18,11 +19,8 @@ struct Entry {
 };
 // One line a mover.
 constexpr std::array kMovers = {
-    Entry{"loopback", loopback::make},
-    Entry{"sim", sim::make},
-    Entry{"shm", shm::make, true},
-    Entry{"zmq", zmq::make},
-    Entry{"tcp", tcp::make},
+    Entry{"loopback", loopback::make}, Entry{"sim", sim::make}, Entry{"shm", shm::make, true},
+    Entry{"zmq", zmq::make},           Entry{"tcp", tcp::make}, Entry{"zmq_sparse", zmq_sparse::make},
 };
 
 }  // namespace

@@ -25,7 +25,7 @@ struct Capabilities {
   bool total_order = false;  // follows the plan's sequence
   bool runs_device_kernels = false;
   bool host = true;  // moves host memory
-  // How bulk bytes are authenticated on the way: "mac" or "none"; empty where they never leave the host.
+  // How bulk bytes are authenticated on the way: "mac", "curve" or "none"; empty where they never leave the host.
   std::string_view security{};
 };
 
@@ -213,10 +213,10 @@ struct MoverOptions {
   std::int64_t staging_bytes = 256 << 20;  // for leases that hold packed bytes
   memory::Budget* budget = nullptr;        // staging counts against it; must outlive the mover and its leases
   std::uint64_t seed = 0;                  // sim only
-  NetOptions net{};                        // tcp only
+  NetOptions net{};                        // tcp and zmq_sparse only
 };
 
-// Factory. Names: "loopback", "sim", "shm", "zmq", "tcp". kUnsupported for others, listing what is built.
+// Factory. Names: "loopback", "sim", "shm", "zmq", "tcp", "zmq_sparse". kUnsupported for others, listing what is built.
 Result<std::unique_ptr<Mover>> make_mover(std::string_view name, const MoverOptions& options);
 std::vector<std::string> mover_names();
 // Does this mover's pull lane view the source's memory, so that targets need no staging? False for unknown names.

@@ -9,7 +9,7 @@
 
 namespace refit::wire {
 
-// How the payload is written. Today only raw is accepted; the others are reserved numbers.
+// How the payload is written. The last two are reserved numbers.
 enum class Encoding : std::uint16_t { kRaw = 0, kUnchanged = 1, kDelta = 2, kQuantised = 3, kDeltaQuantised = 4 };
 
 struct BucketHeader {
@@ -21,8 +21,8 @@ struct BucketHeader {
   Encoding encoding = Encoding::kRaw;
   std::uint16_t transform = 0;      // reserved: value transform; 0 = none
   std::uint32_t atomic_group = 0;   // reserved: buckets that apply together; 0 = none
-  Hash128 base;                     // reserved: identity of the base bytes; zero for raw
-  std::uint64_t payload_bytes = 0;  // that follow this header
+  Hash128 base;                     // identity of the bytes that it is made against; zero exactly for raw
+  std::uint64_t payload_bytes = 0;  // that follow this header; none: unchanged
   std::uint64_t logical_bytes = 0;  // after decoding
   Hash128 payload_hash;             // XXH3-128 of the payload
   friend bool operator==(const BucketHeader&, const BucketHeader&) = default;

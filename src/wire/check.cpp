@@ -113,6 +113,10 @@ Status check(const Configure& m) {
 Status check(const Begin& m) {
   REFIT_TRY(need(m.number > 0, "number"));
   REFIT_TRY(need(!m.step || *m.step >= -1, "step"));
+  REFIT_TRY(need(m.base.counter > 0 || m.without.empty(), "without", "is listed, but there is no base"));
+  REFIT_TRY(need(m.without.size() <= kMaxListEntries, "without", "is too long"));
+  for (std::size_t i = 1; i < m.without.size(); ++i)
+    REFIT_TRY(need(m.without[i - 1] < m.without[i], "without", "does not ascend"));
   return need(m.stall_ns > 0 && m.total_ns > 0, "deadline");
 }
 Status check(const Lend& m) {

@@ -1,5 +1,6 @@
 #include "wire/messages.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -62,7 +63,8 @@ struct Frame {
 
 Result<Frame> open_frame(std::span<const std::byte> frame) {
   if (frame.size() > static_cast<std::size_t>(kMaxFrameBytes))
-    return bad_message(std::to_string(frame.size()) + " bytes are beyond the limit of " + std::to_string(kMaxFrameBytes));
+    return bad_message(std::to_string(frame.size()) + " bytes are beyond the limit of " +
+                       std::to_string(kMaxFrameBytes));
   Reader r(frame);
   const auto magic = r.get<std::uint32_t>();
   const auto version = r.get<std::uint16_t>();
@@ -114,6 +116,10 @@ std::string_view to_string(MemberState state) { return lookup(kStates, state); }
 std::string_view to_string(Outcome outcome) { return lookup(kOutcomes, outcome); }
 std::string_view to_string(Domain domain) { return lookup(kDomains, domain); }
 std::string_view kind_name(const Message& message) { return kKinds[message.index()].name; }
+
+bool Begin::serves_delta(std::uint32_t member) const {
+  return base.counter > 0 && !std::binary_search(without.begin(), without.end(), member);
+}
 
 bool may_send(Party party, const Message& message) {
   constexpr std::array<std::uint8_t, 4> kBit = {kC, kS, kT, kK};

@@ -97,6 +97,7 @@ struct Hello {
 struct Ready {
   LayoutEpoch layout_epoch;
   PlanId plan;
+  Txn base{};  // target: the round whose bytes it holds in the form that deltas are made against; counter 0: none
   friend bool operator==(const Ready&, const Ready&) = default;
 };
 struct PlanRefused {
@@ -150,6 +151,7 @@ struct Applied {
   Digest4 counted;  // over the live bytes
   ProofCounts proof;
   std::int64_t pause_ns = 0;  // since the gate began to shut
+  bool retained = false;      // what was applied can be the base of a delta
   friend bool operator==(const Applied&, const Applied&) = default;
 };
 struct Reopened {
@@ -233,6 +235,11 @@ struct Begin {
   std::optional<std::int64_t> step;         // the step to publish, when the caller named one
   bool proof = false;                       // re-scan at the source, re-read at the target
   std::int64_t stall_ns = 0, total_ns = 0;  // what is left for this member, already less a margin (rule L1)
+  // Deltas may be made against the bytes of this round (counter 0: none) for all targets but those listed, which hold
+  // something else and get complete buckets.
+  Txn base{};
+  std::vector<std::uint32_t> without{};  // ascending members
+  bool serves_delta(std::uint32_t member) const;
   friend bool operator==(const Begin&, const Begin&) = default;
 };
 struct LendEntry {

@@ -48,7 +48,8 @@ Off<fb::Hello> body(Fbb& b, const Hello& m) {
 }
 Off<fb::Ready> body(Fbb& b, const Ready& m) {
   const fb::Hash plan = wire::pack(m.plan);
-  return fb::CreateReady(b, m.layout_epoch.value, &plan);
+  const fb::TxnId base = wire::pack(m.base);
+  return fb::CreateReady(b, m.layout_epoch.value, &plan, m.base.counter > 0 ? &base : nullptr);
 }
 Off<fb::PlanRefused> body(Fbb& b, const PlanRefused& m) {
   const auto errors = pack(b, m.errors);
@@ -82,7 +83,7 @@ Off<fb::Gated> body(Fbb& b, const Gated&) { return fb::CreateGated(b); }
 Off<fb::Applied> body(Fbb& b, const Applied& m) {
   const fb::Digest counted = pack(m.counted);
   const fb::Proof proof = pack(m.proof);
-  return fb::CreateApplied(b, &counted, &proof, m.pause_ns);
+  return fb::CreateApplied(b, &counted, &proof, m.pause_ns, m.retained);
 }
 Off<fb::Reopened> body(Fbb& b, const Reopened& m) { return fb::CreateReopened(b, m.pause_ns); }
 Off<fb::Failed> body(Fbb& b, const Failed& m) {
@@ -133,7 +134,10 @@ Off<fb::Configure> body(Fbb& b, const Configure& m) {
 }
 Off<fb::Begin> body(Fbb& b, const Begin& m) {
   const fb::Hash plan = wire::pack(m.plan);
-  return fb::CreateBegin(b, m.number, m.layout_epoch.value, &plan, optional(m.step), m.proof, m.stall_ns, m.total_ns);
+  const fb::TxnId base = wire::pack(m.base);
+  const auto without = m.without.empty() ? Off<flatbuffers::Vector<std::uint32_t>>() : b.CreateVector(m.without);
+  return fb::CreateBegin(b, m.number, m.layout_epoch.value, &plan, optional(m.step), m.proof, m.stall_ns, m.total_ns,
+                         m.base.counter > 0 ? &base : nullptr, without);
 }
 Off<fb::Lend> body(Fbb& b, const Lend& m) {
   std::vector<Off<fb::LendEntry>> all;

@@ -80,6 +80,7 @@ class Unpacker {
   void copy(const fb::Ready* in, Ready& out) {
     out.layout_epoch = LayoutEpoch(in->layout_epoch());
     copy(in->plan(), out.plan);
+    copy(in->base(), out.base);
   }
   void copy(const fb::PlanRefused* in, PlanRefused& out) {
     out.layout_epoch = LayoutEpoch(in->layout_epoch());
@@ -121,6 +122,7 @@ class Unpacker {
     copy(in->counted(), out.counted);
     copy(in->proof(), out.proof);
     out.pause_ns = in->pause_ns();
+    out.retained = in->retained();
   }
   void copy(const fb::Reopened* in, Reopened& out) { out.pause_ns = in->pause_ns(); }
   void copy(const fb::Failed* in, Failed& out) {
@@ -180,6 +182,9 @@ class Unpacker {
     out.proof = in->proof();
     out.stall_ns = in->stall_ns();
     out.total_ns = in->total_ns();
+    copy(in->base(), out.base);
+    if (in->without() != nullptr && charge(sizeof(std::uint32_t) * in->without()->size()))
+      out.without.assign(in->without()->begin(), in->without()->end());
   }
   void copy(const fb::LendEntry* in, LendEntry& out) {
     out.member = in->member();
@@ -237,8 +242,9 @@ Txn unpack(const fb::TxnId& t) { return {unpack(t.lineage()), Epoch(t.epoch()), 
   X(Ready, Ready)                                                                                                 \
   X(PlanRefused, PlanRefused)                                                                                     \
   X(Heartbeat, Heartbeat)                                                                                         \
-  X(Sealed, Sealed) X(Staged, Staged) X(Vote, Vote) X(Gated, Gated) X(Applied, Applied) X(Reopened, Reopened)     \
-      X(Failed, Failed) X(VerifyReport, VerifyReport) X(Goodbye, Goodbye) X(StatusRequest, StatusRequest)         \
+  X(Sealed, Sealed)                                                                                               \
+  X(Staged, Staged) X(Vote, Vote) X(Gated, Gated) X(Applied, Applied) X(Reopened, Reopened) X(Failed, Failed)     \
+      X(VerifyReport, VerifyReport) X(Goodbye, Goodbye) X(StatusRequest, StatusRequest)                           \
           X(VerifyRequest, VerifyRequest) X(Welcome, Welcome) X(Refused, Refused) X(Configure, Configure)         \
               X(Begin, Begin) X(Lend, Lend) X(ReadersDone, ReadersDone) X(Gate, Gate) X(Copy, Copy) X(Open, Open) \
                   X(Abort, Abort) X(Committed, Committed) X(End, End) X(Evict, Evict) X(StatusReply, StatusReply) \

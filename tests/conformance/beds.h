@@ -63,7 +63,8 @@ class ZmqTcpBed final : public NamedBed {
 
 class TcpBed final : public NamedBed {
  public:
-  explicit TcpBed(std::string security) : NamedBed("tcp"), security_(std::move(security)) {}
+  explicit TcpBed(std::string security, std::string mover = "tcp")
+      : NamedBed(std::move(mover)), security_(std::move(security)) {}
   Result<std::unique_ptr<Mover>> mover(const MoverOptions& options) override {
     MoverOptions own = options;
     own.net.security = security_;

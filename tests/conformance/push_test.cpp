@@ -16,5 +16,9 @@ INSTANTIATE_TEST_SUITE_P(tcp, Push, testing::ValuesIn(params("tcp", make_bed<Tcp
 INSTANTIATE_TEST_SUITE_P(tcp_plain, Push,
                          testing::ValuesIn(params("tcp_plain", make_bed<TcpBed>("none"), push_checks())), name_of);
 
+INSTANTIATE_TEST_SUITE_P(zmq_sparse, Push,
+                         testing::ValuesIn(params("zmq_sparse", make_bed<TcpBed>("mac", "zmq_sparse"), push_checks())),
+                         name_of);
+
 }  // namespace
 }  // namespace refit::conformance

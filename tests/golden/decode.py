@@ -47,11 +47,12 @@ def message(path):
     check(party <= 3, f"{path.name}: party {party}")
 
 
-def bucket(path):
+def bucket(path, form=1, encoding=0, base="0" * 32, logical=77):
     data = path.read_bytes()
     head, at = fields(data, BUCKET)
     check(at == len(data) == 160 and head["magic"] == b"RTBK" and head["header"] == 160, "bucket: layout")
-    check((head["bucket"], head["sender"], head["incarnation"], head["payload"], head["logical"]) == (5, 4, 0x1234, 77, 77), "bucket: values")
+    check((head["format"], head["encoding"], head["base"]) == (form, encoding, base), "bucket: format, encoding, base")
+    check((head["bucket"], head["sender"], head["incarnation"], head["payload"], head["logical"]) == (5, 4, 0x1234, 77, logical), "bucket: values")
     check(head["job"] == "00000000000000aa00000000000000bb" and (head["epoch"], head["counter"]) == (3, 9), "bucket: identity")
 
 
@@ -79,8 +80,9 @@ def main():
     for path in messages:
         message(path)
     bucket(root / "v1.bucket")
+    bucket(root / "v2.bucket", 2, 2, "00000000000000cc00000000000000dd", 1000)
     manifest(root / "v1.manifest")
-    print("golden files read:", len(messages) + 2)
+    print("golden files read:", len(messages) + 3)
 
 
 if __name__ == "__main__":

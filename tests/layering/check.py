@@ -20,7 +20,7 @@ ARROWS = {
     "plan": {"core", "model"},
     "transport": {"core", "memory"},
     "engine": {"core", "memory", "model"},
-    "install": {"core", "memory", "kernel", "wire"},
+    "install": {"core", "memory", "kernel", "codec", "wire"},
     "coordinator": {"core", "wire", "transport", "memory"},
 }
 ARROWS["agent"] = set(ARROWS)
@@ -32,7 +32,7 @@ VENDOR = {
     "hwy/": {"kernel", "codec"},
     "nlohmann/": {"model", "files", "sync", "cli", "bench", "coordinator", "agent"},
     "flatbuffers/": {"wire"},
-    "zmq.hpp": {"transport/zmq"}, "zmq.h": {"transport/zmq"}, "openssl/": {"transport/tcp"},
+    "zmq.hpp": {"transport/zmq"}, "zmq.h": {"transport/zmq", "transport/zmq_sparse"}, "openssl/": {"transport/tcp"},
     "yaml-cpp/": {"sync"},
     "CLI/": {"cli"},
     "fmt/": {"cli"}, "spdlog/": {"cli"}, "nanobind/": {"python"},

@@ -96,6 +96,17 @@ void Checker::commit(const coordinator::CommitRecord& c, const World& world) {
     fail("2: the version's digest is not that of its seals");
 }
 
+// 11: what deltas are made against is committed, and its bytes are those of that round.
+void Checker::source(std::uint32_t index, const World& world) {
+  const SourceHost& s = world.source[index];
+  if (!s.alive || s.base.counter == 0) return;
+  const std::string name = world.shape.name(index).to_string();
+  if (!committed(s.base)) return fail("11: the base of " + name + " is " + s.base.to_string() + ", not committed");
+  const auto wanted = reference(s.base, world);
+  if (wanted && !equal_in(s.base_values, *wanted, world.source_slice(index)))
+    fail("11: the base of " + name + " has other bytes than " + s.base.to_string());
+}
+
 void Checker::target(std::uint32_t index, const World& world) {
   const TargetHost& t = world.target[index];
   const std::string name = who(world, index);
@@ -157,6 +168,7 @@ void Checker::replicas(const World& world) {
 }
 
 void Checker::every_event(const World& world) {
+  for (std::uint32_t s = 0; s < world.source.size(); ++s) source(s, world);
   for (std::uint32_t t = 0; t < world.target.size(); ++t) target(t, world);
   replicas(world);
 }

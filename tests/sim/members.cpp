@@ -75,6 +75,7 @@ void World::start_source(std::uint32_t s) {
   for (std::uint32_t i = 0; i < kElems; ++i) h.weights[i] = weight(h.step, i);
   h.seals.clear();
   h.sealing = {};
+  h.base = {};
   h.state = agent::start_source(identity(config, shape.name(s), h.incarnation), now);
   connect(s);
   tick_member(s);
@@ -89,6 +90,7 @@ void World::start_target(std::uint32_t t, bool survived) {
   std::optional<install::Survived> found;
   if (survived) found = install::Survived{h.word, h.label, std::nullopt, h.gate_open};
   h.shadow = {};
+  h.clean = h.planned = false;
   h.old_gate.reset();
   h.old_copy.reset();
   h.state = install::start_target({identity(config, shape.name(sources() + t), h.incarnation), false}, found, now);
@@ -164,8 +166,13 @@ void World::perform(std::uint32_t s, const agent::SourceAction& action) {
   };
   if (const auto* send = std::get_if<install::Send>(&action)) {
     if (crash_here(s, "before " + std::string(wire::kind_name(send->envelope.message)))) return;
-    if (const auto* vote = std::get_if<wire::Vote>(&send->envelope.message); vote != nullptr && vote->yes)
+    if (const auto* vote = std::get_if<wire::Vote>(&send->envelope.message); vote != nullptr && vote->yes) {
       checker.yes.insert({{s, h.incarnation}, send->envelope.txn});
+      if (deltas() && options.broken == Break::kBaseMovedEarly) {
+        h.base = send->envelope.txn;
+        h.base_values = h.seals[h.base].values;
+      }
+    }
     if (h.connection != 0) transmit(s, h.connection, true, send->envelope);
   } else if (const auto* plan = std::get_if<install::MakePlan>(&action)) {
     soon(install::PlanMade{plan->configure.layout_epoch, {5, 5}});
@@ -194,6 +201,12 @@ void World::perform(std::uint32_t s, const agent::SourceAction& action) {
       source_event(s, agent::SourceTaskFailed{agent::SourceTask::kCheckSeal, txn,
                                               Error(Code::kMismatch, "weights were written while lent")});
     });
+  } else if (const auto* b = std::get_if<agent::MoveBase>(&action)) {
+    if (!deltas()) return;
+    if (crash_here(s, "before the base moves")) return;
+    h.base = b->sealed ? b->txn : Txn{};  // what may have been written since can be no base
+    h.base_values = h.seals[b->txn].values;
+    crash_here(s, "base moved");
   } else if (std::holds_alternative<agent::Withdraw>(action)) {
     h.exposed = false;
     ++h.memory_epoch;
@@ -256,12 +269,45 @@ void World::vote_sent(std::uint32_t t, const Txn& txn) {
       }
 }
 
+// As the source decides: the round's base is its own, and this target holds it.
+bool World::sends_delta(const SourceHost& s, std::uint32_t t) const {
+  if (!deltas() || s.base.counter == 0) return false;
+  if (options.broken == Break::kWrongBase) return true;
+  return s.state.begin.base == s.base && s.state.begin.serves_delta(sources() + t);
+}
+
+// Before the first write of a round that has deltas: the shadow holds the base, or is brought to it from live.
+void World::bring_base(std::uint32_t t, const Txn& base) {
+  TargetHost& h = target[t];
+  const Slice mine = target_slice(t);
+  if (!h.clean && options.broken != Break::kShadowNotRestored)
+    for (std::uint32_t i = mine.lo; i < mine.hi; ++i) h.shadow[i] = h.live[i];
+  ++verdict_.deltas;
+  const auto wanted = checker.reference(base, *this);
+  if (!wanted || !equal_in(h.shadow, *wanted, mine) || h.state.base != base)
+    checker.fail("11: " + h.state.config.self.name.to_string() + " applies a delta against " + base.to_string() +
+                 " to other bytes");
+}
+
 void World::stage(std::uint32_t t, const install::StartStaging& a, std::uint32_t half) {
   TargetHost& h = target[t];
   const Slice mine = target_slice(t);
   const std::uint32_t middle = (mine.lo + mine.hi) / 2;
   auto fail = [&](Error e) { target_event(t, install::TaskFailed{install::Task::kStage, a.txn, std::move(e)}); };
   if (crash_here(sources() + t, half == 0 ? "transfer, nothing staged" : "transfer, half staged")) return;
+  if (half == 0) {
+    for (const wire::LendEntry& lend : a.sources) {
+      const SourceHost& s = source[lend.member];
+      const Slice theirs = source_slice(lend.member);
+      if (theirs.hi <= mine.lo || theirs.lo >= mine.hi || !s.alive || s.state.txn != a.txn || !sends_delta(s, t))
+        continue;
+      if (s.base != a.base && options.broken != Break::kWrongBase)
+        return fail(Error(Code::kMismatch, "a delta came against another base"));
+      bring_base(t, s.base);
+      break;
+    }
+    h.clean = false;
+  }
   for (std::uint32_t i = half == 0 ? mine.lo : middle; i < (half == 0 ? middle : mine.hi); ++i)
     for (const wire::LendEntry& lend : a.sources) {
       const Slice theirs = source_slice(lend.member);
@@ -270,7 +316,10 @@ void World::stage(std::uint32_t t, const install::StartStaging& a, std::uint32_t
       if (!s.alive || !s.exposed || s.incarnation != lend.incarnation ||
           descriptor_of(s.memory_epoch) != lend.descriptor)
         return fail(Error(Code::kPeerLost, "the lend was withdrawn").at_peer(shape.name(lend.member).to_string()));
-      h.shadow[i] = s.weights[i];
+      if (sends_delta(s, t))
+        h.shadow[i] += s.weights[i] - s.base_values[i];
+      else
+        h.shadow[i] = s.weights[i];
     }
   if (half == 0) {
     later_in(h, delay(), [this, t, a] { stage(t, a, 1); });
@@ -291,7 +340,8 @@ void World::copy(std::uint32_t t, const Txn& txn, std::uint32_t half) {
   for (std::uint32_t i = half == 0 ? mine.lo : middle; i < (half == 0 ? middle : mine.hi); ++i) h.live[i] = h.shadow[i];
   if (half == 0) return later_in(h, delay(), [this, t, txn] { copy(t, txn, 1); });
   if (chance(0.005)) h.live[mine.lo] ^= 1u;  // a bit flips: the digest of the destination must tell
-  target_event(t, install::TaskDone{install::Task::kCopy, txn, digest_of(h.live, mine), {0, 1, 0, 0}});
+  h.clean = h.live == h.shadow;
+  target_event(t, install::TaskDone{install::Task::kCopy, txn, digest_of(h.live, mine), {0, 1, 0, 0}, deltas()});
 }
 
 void World::perform(std::uint32_t t, const install::TargetAction& action) {
@@ -311,7 +361,8 @@ void World::perform(std::uint32_t t, const install::TargetAction& action) {
       soon(install::Received{open});
     }
   } else if (const auto* plan = std::get_if<MakePlan>(&action)) {
-    soon(PlanMade{plan->configure.layout_epoch, {5, 5}});
+    soon(PlanMade{plan->configure.layout_epoch, {5, 5}, h.planned});
+    h.planned = true;
   } else if (const auto* s = std::get_if<StartStaging>(&action)) {
     later_in(h, delay(), [this, t, a = *s] { stage(t, a, 0); });
   } else if (const auto* g = std::get_if<ShutGate>(&action)) {
@@ -357,7 +408,7 @@ void World::perform(std::uint32_t t, const install::TargetAction& action) {
     h.gate_open = false;
     h.opening = {};
   } else if (const auto* d = std::get_if<DropStage>(&action)) {
-    h.shadow = {};
+    if (!deltas()) h.shadow = {};
     if (h.promised_txn == d->txn && checker.decided.contains(d->txn)) h.promised_txn = {};
   } else if (const auto* v = std::get_if<RunVerify>(&action)) {
     soon(Verified{v->nonce, v->domain, digest_of(h.live, target_slice(t)), {0, 1, 0, 0}, {}});

@@ -9,7 +9,7 @@ namespace refit::sim {
 inline constexpr std::uint32_t kElems = 8;
 inline constexpr std::int64_t kMs = 1'000'000;
 inline constexpr std::size_t kCompactBytes = 1500;  // a few rounds
-inline constexpr double kJournalLoss = 0.25;  // of the coordinator's crashes take the journal with them
+inline constexpr double kJournalLoss = 0.25;        // of the coordinator's crashes take the journal with them
 using Values = std::array<std::uint32_t, kElems>;
 
 struct Slice {
@@ -45,6 +45,8 @@ struct SourceHost : Process {
   bool exposed = false;
   Txn sealing;
   std::map<Txn, Seal> seals;
+  Txn base;  // the round whose bytes deltas are made against, and those bytes
+  Values base_values{};
 };
 
 struct TargetHost : Process {
@@ -55,6 +57,8 @@ struct TargetHost : Process {
   Version label;
   Txn caches, opening, promised_txn;
   bool gate_open = false;
+  bool clean = false;    // the shadow holds what the live bytes hold
+  bool planned = false;  // by this agent
   std::int64_t gate_shut_since = 0;
   std::optional<wire::Envelope> old_gate, old_copy;
   bool open() const { return alive && gate_open && word.word == wire::Word::kApplied; }
@@ -99,6 +103,7 @@ class Checker {
   std::map<Txn, Values> committed_values_;  // references that can change no more
   void commit(const coordinator::CommitRecord& r, const class World& world);
   void rebuilt(const coordinator::SnapshotRecord& r, const class World& world);
+  void source(std::uint32_t index, const class World& world);
   void target(std::uint32_t index, const class World& world);
   void replicas(const class World& world);
 };
@@ -125,6 +130,7 @@ class World {
   CoordinatorHost coord;
   Checker checker;
   bool calm = false;  // faults have stopped
+  bool deltas() const { return options.seed % 2 == 1; }
 
  private:
   // world.cpp: events, chance, network.
@@ -165,6 +171,8 @@ class World {
   void target_event(std::uint32_t t, install::TargetEventKind what);
   void perform(std::uint32_t s, const agent::SourceAction& a);
   void perform(std::uint32_t t, const install::TargetAction& a);
+  bool sends_delta(const SourceHost& s, std::uint32_t t) const;
+  void bring_base(std::uint32_t t, const Txn& base);
   void stage(std::uint32_t t, const install::StartStaging& a, std::uint32_t half);
   void copy(std::uint32_t t, const Txn& txn, std::uint32_t half);
   void tick_member(std::uint32_t member);

@@ -37,24 +37,27 @@ TEST(Sim, EveryInvariantHolds) {
     sum.incomplete += v.incomplete;
     sum.crashes += v.crashes;
     sum.lost_journals += v.lost_journals;
+    sum.deltas += v.deltas;
     sum.crash_points.insert(v.crash_points.begin(), v.crash_points.end());
     EXPECT_EQ(v.violation, "") << "replay: sim_protocol --seed " << seed;
     if (!v.violation.empty() && ++failed == 8) break;
   }
   std::printf(
       "%llu seeds, %llu events, %llu rounds: %llu committed, %llu incomplete, %llu aborted; %llu crashes at %zu named "
-      "points, %llu with the journal\n",
+      "points, %llu with the journal; %llu stages with deltas\n",
       static_cast<unsigned long long>(seeds()), static_cast<unsigned long long>(sum.events),
       static_cast<unsigned long long>(sum.rounds), static_cast<unsigned long long>(sum.commits),
       static_cast<unsigned long long>(sum.incomplete), static_cast<unsigned long long>(sum.aborts),
       static_cast<unsigned long long>(sum.crashes), sum.crash_points.size(),
-      static_cast<unsigned long long>(sum.lost_journals));
+      static_cast<unsigned long long>(sum.lost_journals), static_cast<unsigned long long>(sum.deltas));
   EXPECT_GT(sum.commits, 0u);
   EXPECT_GT(sum.aborts, 0u);
+  EXPECT_GT(sum.deltas, 0u);
   if (seeds() < 2500) return;  // the rare points need that many
   for (const char* point : {"coordinator host loss: journal gone", "journal rebuilt: a commit to be finished",
                             "journal rebuilt: an undecided round aborted", "coordinator@compaction, before the rename",
-                            "coordinator@compaction, after the rename", "journal rebuilt: members evicted"})
+                            "coordinator@compaction, after the rename", "journal rebuilt: members evicted",
+                            "source@before the base moves", "source@base moved"})
     EXPECT_TRUE(sum.crash_points.contains(point)) << point;
 }
 

@@ -22,7 +22,10 @@ std::string_view to_string(Break rule) {
                                                                    "stage dropped",
                                                                    "steps mixed",
                                                                    "journal forgets",
-                                                                   "lost_journal blind"};
+                                                                   "lost_journal blind",
+                                                                   "base moved early",
+                                                                   "wrong base",
+                                                                   "shadow not restored"};
   return kNames[static_cast<std::size_t>(rule)];
 }
 

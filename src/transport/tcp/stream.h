@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "transport/common/staging.h"
 #include "transport/tcp/mac.h"
-#include "transport/tcp/staging.h"
 
 namespace refit::transport::tcp {
 

@@ -7,13 +7,17 @@ namespace {
 
 using wire::Outcome;
 
-class OverMovers : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override { transport_in_use = GetParam(); }
-  void TearDown() override { transport_in_use = "shm"; }
+struct Way {
+  const char* transport;
+  const char* encoding = "raw";
 };
-INSTANTIATE_TEST_SUITE_P(Transport, OverMovers, testing::Values("shm", "tcp"),
-                         [](const auto& one) { return std::string(one.param); });
+class OverMovers : public testing::TestWithParam<Way> {
+ protected:
+  void SetUp() override { transport_in_use = GetParam().transport, encoding_in_use = GetParam().encoding; }
+  void TearDown() override { transport_in_use = "shm", encoding_in_use = "raw"; }
+};
+INSTANTIATE_TEST_SUITE_P(Transport, OverMovers, testing::Values(Way{"shm"}, Way{"tcp"}, Way{"tcp", "xor"}),
+                         [](const auto& one) { return std::string(one.param.transport) + "_" + one.param.encoding; });
 
 TEST_P(OverMovers, VersionsArriveAndStalenessFollows) {
   Job job;

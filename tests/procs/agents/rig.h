@@ -1,5 +1,5 @@
-// A whole job inside one process: a synchronizer, trainers and engines with real agents, real movers (zmq control, shm or tcp
-// weights), each agent on a thread of its own.
+// A whole job inside one process: a synchronizer, trainers and engines with real agents, real movers (zmq control, shm
+// or tcp weights), each agent on a thread of its own.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -21,10 +21,13 @@ inline constexpr std::uint64_t kSeed = 5;
 
 // The mover of the weights, for tests that run over several.
 inline std::string transport_in_use = "shm";
+inline std::string encoding_in_use = "raw";
 
 struct Options {
   std::string source = "tp=2", target = "vllm:tp=1,replicas=2";
   std::string transport = transport_in_use;
+  std::string encoding = encoding_in_use;
+  std::string baseline_dir;
   bool snapshot = false;
   double stall_s = 3, join_s = 20, total_s = 20;
   sync::OnTargetLoss on_loss = sync::OnTargetLoss::kFail;
@@ -105,6 +108,7 @@ class Job {
     s.control_address = "ipc://" + dir_ + "/control";
     s.journal_path = dir_ + "/journal";
     s.plan.bucket_bytes = 8192;
+    s.encoding = options_.encoding;
     s.stall_timeout_s = options_.stall_s;
     s.join_timeout_s = options_.join_s;
     s.total_timeout_s = options_.total_s;
@@ -164,6 +168,7 @@ class Job {
     a.incarnation = o.incarnation;
     a.budget = &m.budget;
     a.snapshot = options_.snapshot;
+    a.baseline_dir = options_.baseline_dir;
     if (m.trainer) {
       m.source = must(agent::make_source_agent(a, *m.trainer));
       m.source->publish(0, "policy");

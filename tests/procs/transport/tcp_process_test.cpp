@@ -1,4 +1,4 @@
-// tcp between real processes: killed, stopped, silent, late and restarted peers; strangers; many rounds. Errors name
+// tcp and zmq_sparse between real processes: killed, stopped, silent, late and restarted peers; strangers; many rounds. Errors name
 // the peer within the deadline.
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -9,15 +9,21 @@
 #include "conformance/bed.h"
 #include "line.h"
 #include "transport/tcp/frame.h"
+#include "transport/zmq_sparse/card.h"
 
 namespace refit::procs {
 namespace {
 
 using namespace refit::transport;  // NOLINT(google-build-using-namespace)
 
+struct Way {
+  std::string security = "mac", mover = "tcp";
+};
+void PrintTo(const Way& way, std::ostream* out) { *out << way.mover << "_" << way.security; }
+
 struct End {
-  explicit End(std::uint32_t number, const std::string& security = "mac", int stall_ms = 2000)
-      : member(number), child({"tcp", "job", std::to_string(number), security, std::to_string(stall_ms)}) {
+  explicit End(std::uint32_t number, const Way& way = {}, int stall_ms = 2000)
+      : member(number), child({way.mover, "job", std::to_string(number), way.security, std::to_string(stall_ms)}) {
     card = child.read();
   }
   std::string ask(const std::string& line, double seconds = 20) { return child.ask(line, seconds); }
@@ -29,8 +35,7 @@ struct End {
 
 // A source (member 1) and a target (member 2) in round 1.
 struct Two {
-  explicit Two(const std::string& security = "mac", int stall_ms = 2000)
-      : source(1, security, stall_ms), target(2, security, stall_ms) {
+  explicit Two(const Way& way = {}, int stall_ms = 2000) : source(1, way, stall_ms), target(2, way, stall_ms) {
     source.knows(target);
     target.knows(source);
     open(1);
@@ -45,8 +50,9 @@ bool names(const std::string& answer, const std::string& peer) {
   return answer.find("peer=peer:" + peer) != std::string::npos;
 }
 
-class TcpProcess : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Security, TcpProcess, testing::Values("mac", "none"));
+class TcpProcess : public testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Security, TcpProcess, testing::Values(Way{}, Way{"none"}));
+INSTANTIATE_TEST_SUITE_P(Sparse, TcpProcess, testing::Values(Way{"mac", "zmq_sparse"}, Way{"none", "zmq_sparse"}));
 
 TEST_P(TcpProcess, BucketsArriveWhole) {
   Two t(GetParam());
@@ -152,14 +158,14 @@ TEST_P(TcpProcess, LateAndRestartedTarget) {
 }
 
 TEST(TcpSecurity, TheTwoEndsMustAgreeOnSecurity) {
-  End source(1, "mac"), target(2, "none");
+  End source(1), target(2, {"none"});
   source.knows(target);
   const std::string answer = source.ask("reach 5");
   EXPECT_TRUE(answer.find("security.bulk") != std::string::npos && names(answer, "2")) << answer;
 }
 
 TEST(TcpSecurity, AWrongKeyGetsNothingIn) {
-  Two t("mac", 1000);
+  Two t({}, 1000);
   const std::string hex = t.target.card.substr(5, t.target.card.find(' ', 5) - 5);
   auto card = std::move(tcp::decode_card(from_hex(hex))).value();
   card.key[0] ^= std::byte{1};
@@ -172,9 +178,31 @@ TEST(TcpSecurity, AWrongKeyGetsNothingIn) {
   EXPECT_NE(t.target.ask("next 0.2").find("error"), std::string::npos);
 }
 
+TEST(SparseSecurity, AnotherKeyOrNoneGetsNothingIn) {
+  const Way curve{"mac", "zmq_sparse"}, plain{"none", "zmq_sparse"};
+  {
+    End source(1, curve), target(2, plain);
+    source.knows(target);
+    const std::string answer = source.ask("reach 5");
+    EXPECT_TRUE(answer.find("security.bulk") != std::string::npos && names(answer, "2")) << answer;
+  }
+  Two t(curve, 1000);
+  auto card =
+      std::move(zmq_sparse::decode_card(from_hex(t.target.card.substr(5, t.target.card.find(' ', 5) - 5)))).value();
+  card.key[0] ^= std::byte{1};
+  EXPECT_EQ(t.target.ask("expect 1 1000"), "ok");
+  EXPECT_EQ(
+      t.source.ask("peer 2 " + to_hex(zmq_sparse::encode(card)) + t.target.card.substr(t.target.card.rfind(' '))), "ok");
+  EXPECT_NE(t.source.ask("reach 5").find("error"), std::string::npos);
+  EXPECT_EQ(t.source.ask("open 1"), "ok");
+  EXPECT_EQ(t.source.ask("post 0 1000"), "ok");
+  EXPECT_TRUE(names(t.source.ask("done 10"), "2"));
+  EXPECT_NE(t.target.ask("next 0.2").find("error"), std::string::npos);
+}
+
 // Bytes of any kind at the port neither stop nor confuse a round.
 TEST(TcpSecurity, StrangersAtThePortAreTurnedAway) {
-  Two t("mac", 1000);
+  Two t({}, 1000);
   const auto card =
       std::move(tcp::decode_card(from_hex(t.target.card.substr(5, t.target.card.find(' ', 5) - 5)))).value();
   std::vector<Fd> strangers;

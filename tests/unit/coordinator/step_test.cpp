@@ -132,6 +132,49 @@ TEST_F(Coordinator, StatusTellsWhatASourceOffers) {
   EXPECT_THAT(status_json(state), HasSubstr("\"published\":41"));
 }
 
+// The next Begin tells whose bytes deltas may stand on.
+TEST_F(Coordinator, BeginNamesTheBaseAndWhoHasAnother) {
+  const auto round = [&](bool first, bool second) {
+    wire::Sealed sealed;
+    sealed.digest = {{1, 2, 3, 4}, 8};
+    say(0, sealed);
+    for (std::uint32_t t : {1u, 2u}) {
+      say(t, wire::Staged{{{1, 2, 3, 4}, 8}, {}});
+      say(t, wire::Vote{true, {}});
+    }
+    say(0, wire::Vote{true, {}});
+    for (std::uint32_t t : {1u, 2u}) {
+      say(t, wire::Gated{});
+      say(t, wire::Applied{{{1, 2, 3, 4}, 8}, {}, 5, t == 1 ? first : second});
+      say(t, wire::Reopened{9});
+    }
+  };
+  join();
+  give(BeginRound{});
+  EXPECT_EQ(state.round->begin.base, Txn{});
+  round(true, false);
+  const Txn one = state.journal.newest->txn;
+  give(BeginRound{});
+  EXPECT_EQ(state.round->begin.base, one);
+  EXPECT_EQ(state.round->begin.without, std::vector<std::uint32_t>{2});
+  round(true, true);
+  give(BeginRound{});
+  EXPECT_TRUE(state.round->begin.without.empty());
+  // Who says no gets complete buckets next time; with nobody left there is no base.
+  wire::Sealed sealed;
+  sealed.digest = {{1, 2, 3, 4}, 8};
+  say(0, sealed);
+  say(1, wire::Vote{false, Error(Code::kCorrupt, "x")});
+  give(BeginRound{});
+  EXPECT_EQ(state.round->begin.base, state.journal.newest->txn);
+  EXPECT_EQ(state.round->begin.without, std::vector<std::uint32_t>{1});
+  say(0, sealed);
+  say(2, wire::Vote{false, Error(Code::kCorrupt, "x")});
+  give(BeginRound{});
+  EXPECT_EQ(state.round->begin.base, Txn{});
+  EXPECT_TRUE(state.round->begin.without.empty());
+}
+
 TEST_F(Coordinator, AWholeRound) {
   to_staging();
   for (std::uint32_t t : {1u, 2u}) {

@@ -122,6 +122,57 @@ TEST(TargetTable, WordEnclosesTheCopy) {
   EXPECT_EQ(t.state.word.word, wire::Word::kApplied);
 }
 
+// Which round's bytes deltas may stand on.
+TEST(TargetTable, TheBaseIsTheAppliedRoundUntilTheCopyOrANo) {
+  const auto retained = [](Target& t, const Txn& x) {
+    t.advance(x, 6);
+    t.give(TaskDone{Task::kCopy, x, kDigest, {}, true});
+    t.done(Task::kCaches, x);
+    EXPECT_EQ(t.state.base, x);
+    t.hear(x, wire::Open{});
+    t.done(Task::kOpenGate, x);
+  };
+  Target t;
+  retained(t, txn(1));
+  EXPECT_TRUE(t.said<wire::Applied>()->retained);
+  // Offered exactly where the round's base is ours and we are not among those without.
+  const auto offered = [&](std::uint64_t n, const Txn& base, std::vector<std::uint32_t> without) {
+    t.hear(txn(n), wire::Begin{n, LayoutEpoch(1), {5, 5}, {}, false, 1000, 1000, base, without});
+    t.hear(txn(n), wire::Lend{});
+    const Txn given = std::get<StartStaging>(t.todo.back()).base;
+    t.hear(txn(n), wire::Abort{});
+    t.done(Task::kStage, txn(n));
+    return given;
+  };
+  EXPECT_EQ(offered(2, txn(1), {}), txn(1));
+  EXPECT_EQ(offered(3, txn(1), {2, 3}), Txn{}) << "we are member 3";
+  EXPECT_EQ(offered(4, txn(7), {}), Txn{});
+  EXPECT_EQ(t.state.base, txn(1)) << "an abort moves nothing";
+  // A replan that keeps everything keeps the base; another one does not.
+  wire::Configure c;
+  c.layout_epoch = LayoutEpoch(2);
+  t.hear({}, c);
+  t.give(PlanMade{LayoutEpoch(2), {5, 5}, true});
+  EXPECT_EQ(t.said<wire::Ready>()->base, txn(1));
+  c.layout_epoch = LayoutEpoch(3);
+  t.hear({}, c);
+  t.give(PlanMade{LayoutEpoch(3), {6, 6}, false});
+  EXPECT_EQ(t.said<wire::Ready>()->base, Txn{});
+
+  Target no;
+  retained(no, txn(1));
+  no.advance(txn(2), 2);
+  no.give(TaskFailed{Task::kStage, txn(2), Error(Code::kCorrupt, "x")});
+  EXPECT_EQ(no.state.base, Txn{});
+  Target copying;
+  retained(copying, txn(1));
+  copying.advance(txn(2), 6);
+  EXPECT_EQ(copying.state.base, Txn{});
+  Target plain;
+  plain.advance(txn(1), Target::kSteps);
+  EXPECT_EQ(plain.state.base, Txn{}) << "not in a form that deltas can stand on";
+}
+
 TEST(TargetTable, AbortReturnsToRest) {
   for (const bool served : {false, true})
     for (int n = 1; n <= 3; ++n) {

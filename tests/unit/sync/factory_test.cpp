@@ -59,6 +59,19 @@ TEST(Factory, NetworkKeysSayWhereATcpCoordinatorIsReached) {
   }
 }
 
+TEST(Factory, SparseTransportsTakeTheirEncoding) {
+  const auto encoding = [](const std::string& transport, const std::string& value) {
+    return options_from(load_text("policy: {generation: {colocated: {enabled: false}, refit_transport: " + transport +
+                                  ", refit_cfg: {sparse: {delta_compression: {encoding: " + value + "}}}}}")
+                            .config,
+                        {})
+        ->encoding;
+  };
+  EXPECT_EQ(encoding("vllm_zmq_sparse", "xor"), "xor");
+  EXPECT_EQ(encoding("vllm_zmq_sparse", "overwrite"), "overwrite");
+  EXPECT_EQ(encoding("null", "overwrite"), "raw");
+}
+
 TEST(Factory, RefusalsAndMissingMoversAreErrors) {
   const auto made = [](const std::string& text) {
     const ConfigResult r = load_text(text);

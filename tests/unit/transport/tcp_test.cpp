@@ -3,10 +3,10 @@
 #include <functional>
 #include <random>
 
+#include "transport/common/net.h"
+#include "transport/common/staging.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/mac.h"
-#include "transport/common/net.h"
-#include "transport/tcp/staging.h"
 #include "transport/tcp/stream.h"
 
 namespace refit::transport::tcp {

@@ -11,11 +11,11 @@ namespace refit::transport {
 namespace {
 
 TEST(Registry, NamesWhatIsBuilt) {
-  EXPECT_EQ(mover_names(), (std::vector<std::string>{"loopback", "sim", "shm", "zmq", "tcp"}));
+  EXPECT_EQ(mover_names(), (std::vector<std::string>{"loopback", "sim", "shm", "zmq", "tcp", "zmq_sparse"}));
   const auto none = make_mover("carrier-pigeon", {});
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.error().code, Code::kUnsupported);
-  EXPECT_NE(none.error().message.find("loopback, sim, shm, zmq, tcp"), std::string::npos);
+  EXPECT_NE(none.error().message.find("loopback, sim, shm, zmq, tcp, zmq_sparse"), std::string::npos);
 }
 
 TEST(Registry, AbsentCapabilitiesAreUnsupported) {

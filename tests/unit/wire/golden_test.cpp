@@ -49,6 +49,8 @@ TEST(Golden, FixedLayouts) {
   const auto header = encode(sample_bucket(sample_bytes(77)));
   const Bytes fresh(header.begin(), header.end());
   EXPECT_EQ(file("v1.bucket", fresh), fresh);
+  const auto delta = encode(sample_delta_bucket(sample_bytes(77)));
+  EXPECT_EQ(file("v2.bucket", Bytes(delta.begin(), delta.end())), Bytes(delta.begin(), delta.end()));
   const Manifest m = sample_manifest();
   Bytes page(manifest_bytes(m.recipients.size(), m.buckets.size(), m.entries.size()));
   ASSERT_TRUE(write_manifest(m, page).ok());

@@ -24,13 +24,44 @@ TEST(Bucket, RoundTripAndEveryBit) {
   EXPECT_EQ(check_bucket(header, std::span(payload).first(10)).error().have, 10);
 }
 
-TEST(Bucket, ReservedFieldsAreRefusedForNow) {
-  BucketHeader b = sample_bucket({});
-  b.encoding = Encoding::kDelta;
-  EXPECT_THAT(decode_bucket_header(encode(b)).error().message, testing::HasSubstr("encoding"));
-  b = sample_bucket({});
+TEST(Bucket, EncodingsAndTheirFieldsAgreeOrAreRefused) {
+  const Bytes payload = sample_bytes(77);
+  const auto refused = [](const BucketHeader& b, const char* why) {
+    const auto h = decode_bucket_header(encode(b));
+    ASSERT_FALSE(h.ok()) << why;
+    EXPECT_THAT(h.error().message, testing::HasSubstr(why));
+  };
+  BucketHeader delta = sample_bucket(payload);
+  delta.encoding = Encoding::kDelta;
+  delta.base = {1, 1};
+  delta.logical_bytes = 1000;
+  EXPECT_EQ(*check_bucket(encode(delta), payload), delta);
+  BucketHeader unchanged = sample_bucket({});
+  unchanged.encoding = Encoding::kUnchanged;
+  unchanged.base = {1, 1};
+  unchanged.logical_bytes = 1000;
+  EXPECT_EQ(*check_bucket(encode(unchanged), {}), unchanged);
+
+  for (const Encoding later : {Encoding::kQuantised, Encoding::kDeltaQuantised, static_cast<Encoding>(9)}) {
+    BucketHeader b = delta;
+    b.encoding = later;
+    refused(b, "encoding");
+  }
+  BucketHeader b = delta;
+  b.base = {};
+  refused(b, "base identity");
+  b = sample_bucket(payload);
   b.base = {1, 1};
-  EXPECT_THAT(decode_bucket_header(encode(b)).error().message, testing::HasSubstr("reserved"));
+  refused(b, "base identity");
+  b = delta;
+  b.logical_bytes = payload.size();
+  refused(b, "not shorter");
+  b = unchanged;
+  b.payload_bytes = 5;
+  refused(b, "payload");
+  b = sample_bucket(payload);
+  b.transform = 1;
+  refused(b, "reserved");
 }
 
 Bytes page_of(const Manifest& m, Hash128& hash) {

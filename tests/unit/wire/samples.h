@@ -56,14 +56,14 @@ inline std::vector<Envelope> samples() {
   };
   const std::vector<One> all = {
       {Party::kTarget, false, hello},
-      {Party::kSource, false, Ready{LayoutEpoch(4), h}},
+      {Party::kSource, false, Ready{LayoutEpoch(4), h, txn}},
       {Party::kTarget, false, PlanRefused{LayoutEpoch(4), {error, Error(Code::kInvalid, "")}}},
       {Party::kTarget, true, Heartbeat{MemberState::kReceiving, Phase::kTransfer, 5, 6, 7, "3 from source:0.0", 1200}},
       {Party::kSource, true, Sealed{7, "policy", digest, {{h, digest}, {{1, 1}, digest}}, sample_bytes(21), 640, h}},
       {Party::kTarget, true, Staged{digest, proof}},
       {Party::kTarget, true, Vote{false, error}},
       {Party::kTarget, true, Gated{}},
-      {Party::kTarget, true, Applied{digest, proof, 1000}},
+      {Party::kTarget, true, Applied{digest, proof, 1000, true}},
       {Party::kTarget, true, Reopened{2000}},
       {Party::kTarget, true, Failed{Phase::kCopying, true, error}},
       {Party::kTarget, false,
@@ -74,7 +74,7 @@ inline std::vector<Envelope> samples() {
       {Party::kCoordinator, false, Welcome{3, h, 42, 5, version}},
       {Party::kCoordinator, false, Refused{error, true, h}},
       {Party::kCoordinator, false, configure},
-      {Party::kCoordinator, true, Begin{12, LayoutEpoch(4), h, 1200, true, 30, 600}},
+      {Party::kCoordinator, true, Begin{12, LayoutEpoch(4), h, 1200, true, 30, 600, txn, {3, 9}}},
       {Party::kCoordinator, true,
        Lend{{{0, Incarnation(5), sample_bytes(21), 640, h}, {1, Incarnation(6), {}, 0, {}}}}},
       {Party::kCoordinator, true, ReadersDone{}},
@@ -113,6 +113,9 @@ inline Envelope without_added_fields(Envelope e) {
   }
   if (auto* refused = std::get_if<Refused>(&e.message)) refused->promise = {};
   if (auto* heartbeat = std::get_if<Heartbeat>(&e.message)) heartbeat->published = -1;
+  if (auto* ready = std::get_if<Ready>(&e.message)) ready->base = {};
+  if (auto* applied = std::get_if<Applied>(&e.message)) applied->retained = false;
+  if (auto* begin = std::get_if<Begin>(&e.message)) begin->base = {}, begin->without.clear();
   return e;
 }
 
@@ -139,6 +142,14 @@ inline BucketHeader sample_bucket(std::span<const std::byte> payload) {
   b.incarnation = Incarnation(0x1234);
   b.payload_bytes = b.logical_bytes = payload.size();
   b.payload_hash = hash128(payload);
+  return b;
+}
+
+inline BucketHeader sample_delta_bucket(std::span<const std::byte> payload) {
+  BucketHeader b = sample_bucket(payload);
+  b.encoding = Encoding::kDelta;
+  b.base = {0xcc, 0xdd};
+  b.logical_bytes = 1000;
   return b;
 }
 

@@ -7,7 +7,7 @@
 #include "memory/memory.h"
 #include "transport/common/sys.h"
 
-namespace refit::transport::tcp {
+namespace refit::transport {
 
 // *thread-safe*. Shared by the mover and its slots, since a lease may outlive the mover.
 class Staging : public std::enable_shared_from_this<Staging> {
@@ -49,4 +49,4 @@ class Staging : public std::enable_shared_from_this<Staging> {
   std::map<std::int64_t, std::int64_t> used_;  // offset → bytes
 };
 
-}  // namespace refit::transport::tcp
+}  // namespace refit::transport

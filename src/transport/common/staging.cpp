@@ -1,6 +1,6 @@
-#include "transport/tcp/staging.h"
+#include "transport/common/staging.h"
 
-namespace refit::transport::tcp {
+namespace refit::transport {
 namespace {
 constexpr std::int64_t kAlign = 4096;
 std::int64_t rounded(std::int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
@@ -53,4 +53,4 @@ void Staging::give(std::int64_t offset) {
   freed_->raise();
 }
 
-}  // namespace refit::transport::tcp
+}  // namespace refit::transport

@@ -1,0 +1,148 @@
+// One process that plays every rank: plan, seal, stage and apply without the control plane between them.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "agent/lower.h"
+#include "agent/sealer.h"
+#include "engine/engine.h"
+#include "install/install.h"
+
+namespace refit::agent {
+
+inline constexpr const char* kLlama =
+    R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":96,"intermediate_size":120,
+  "num_hidden_layers":2,"num_attention_heads":6,"num_key_value_heads":3,"head_dim":16,"vocab_size":131,"tie_word_embeddings":true,
+  "max_position_embeddings":64,"rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","torch_dtype":"bfloat16","attention_bias":false,"mlp_bias":false})";
+inline constexpr const char* kMoe =
+    R"({"model_type":"qwen3_moe","architectures":["Qwen3MoeForCausalLM"],"hidden_size":64,"intermediate_size":96,
+  "moe_intermediate_size":32,"num_experts":4,"num_experts_per_tok":2,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":2,"head_dim":8,
+  "vocab_size":130,"tie_word_embeddings":false,"mlp_only_layers":[1],"decoder_sparse_step":1,"norm_topk_prob":true,"max_position_embeddings":64,
+  "rms_norm_eps":1e-6,"rope_theta":10000.0,"hidden_act":"silu","torch_dtype":"bfloat16"})";
+
+inline constexpr std::uint64_t kSeed = 42;
+
+struct Case {
+  const char* config;
+  const char* source;
+  const char* target;
+  bool packed = false;  // buckets travel as a push mover moves them
+  Pack pack = Pack::kStorage;
+};
+
+// One process that plays every rank.
+struct Stage {
+  std::shared_ptr<const model::Layout> source, target;
+  plan::Options options{
+      .bucket_bytes = 4096, .staging_bytes = 1 << 20, .partial = false, .files = false, .allow_cast = {}};
+  memory::Budget budget{1 << 30};
+  std::vector<std::unique_ptr<engine::ReferenceTrainer>> trainers;
+  std::vector<plan::RankPlan> source_plans;
+  std::vector<std::unique_ptr<Sealer>> sealers;
+  std::vector<Seal> seals;
+  std::vector<std::unique_ptr<engine::ReferenceEngine>> engines;
+  std::vector<std::unique_ptr<install::StagedExecutor>> executors;
+  std::vector<std::uint32_t> members;
+  bool packed = false;
+  Pack form = Pack::kStorage;
+
+  // Every scan and copy tells how far it is.
+  std::int64_t windows = 0;
+  kernel::Progress progress{.every_bytes = 4096, .done = [this](std::int64_t) { ++windows; }};
+
+  explicit Stage(const Case& c) : packed(c.packed), form(c.pack) {
+    source = std::move(model::rule_layout(c.config, c.source)).value();
+    target = std::move(model::rule_layout(c.config, c.target)).value();
+    for (std::uint32_t r = 0; r < source->world(); ++r) {
+      trainers.push_back(std::move(engine::ReferenceTrainer::make(system_env(), source, Rank(r), &budget)).value());
+      trainers.back()->randomise(kSeed);
+      auto plan = plan::make_plan(*source, *target, options, plan::Side::kSource, Rank(r));
+      if (!plan.ok()) throw std::runtime_error(plan.error().to_string());
+      source_plans.push_back(std::move(*plan));
+      members.push_back(100 + r);
+    }
+    for (std::uint32_t r = 0; r < source->world(); ++r)
+      sealers.push_back(
+          std::make_unique<Sealer>(source_plans[r], trainers[r]->regions(), kSeed, kernel::Exec{nullptr, &progress}));
+    for (std::uint32_t r = 0; r < target->world(); ++r) {
+      engines.push_back(std::move(engine::ReferenceEngine::make(target, Rank(r), &budget)).value());
+      auto plan = plan::make_plan(*source, *target, options, plan::Side::kTarget, Rank(r));
+      if (!plan.ok()) throw std::runtime_error(plan.error().to_string());
+      auto table = lower_target(*plan, *target, engines.back()->rank_layout(), members, options, c.packed, c.pack);
+      const auto live = engines.back()->regions();
+      executors.push_back(std::move(install::StagedExecutor::make(std::move(table), {live.begin(), live.end()}, kSeed,
+                                                                  kernel::Exec{nullptr, &progress}, &budget))
+                              .value());
+    }
+  }
+
+  void seal(bool groups) {
+    seals.clear();
+    for (auto& s : sealers) seals.push_back(std::move(s->seal(groups)).value());
+  }
+
+  // A bucket as its sender's own plan packs it: runs in order, pads between.
+  std::vector<std::byte> pack(std::size_t sender, BucketId id) const {
+    const plan::RankPlan& plan = source_plans[sender];
+    const auto b = std::find_if(plan.buckets.begin(), plan.buckets.end(), [&](const auto& x) { return x.id == id; });
+    const PackedLayout layout = packed_layout(plan, *b);
+    std::vector<std::byte> out;
+    for (std::uint32_t i = 0; i < b->pieces; ++i) {
+      const plan::Piece& p = plan.pieces[b->first_piece + i];
+      out.resize(static_cast<std::size_t>(layout.starts[i]));
+      std::vector<std::span<const std::byte>> runs;
+      append_runs(segment_of(plan.geometries[p.geometry], p.src_buffer, p.src_offset),
+                  trainers[sender]->regions()[p.src_buffer].data, runs);
+      for (const auto& run : runs) out.insert(out.end(), run.begin(), run.end());
+      EXPECT_EQ(static_cast<std::int64_t>(out.size()), layout.ends[i]);
+    }
+    return out;
+  }
+
+  Status stage(std::size_t rank) {
+    install::StagedExecutor& x = *executors[rank];
+    x.begin();
+    for (std::size_t b = 0; b < x.table().buckets.size(); ++b) {
+      const install::BucketTable& bucket = x.table().buckets[b];
+      const std::size_t sender = bucket.sender - 100;
+      std::vector<const std::byte*> bases;
+      for (const Segment& s : bucket.segments) {
+        const auto range = touched(s);
+        EXPECT_TRUE(range.ok() && range->lo >= 0 && range->hi <= trainers[sender]->regions()[s.region].bytes);
+        bases.push_back(trainers[sender]->regions()[s.region].data + s.offset);
+      }
+      const std::vector<std::byte> sent = packed ? pack(sender, bucket.id) : std::vector<std::byte>();
+      if (packed) {
+        EXPECT_EQ(static_cast<std::int64_t>(sent.size()), bucket.packed_bytes);
+        bases.clear();
+        for (std::int64_t start : bucket.packed_starts) bases.push_back(sent.data() + start);
+      }
+      std::vector<install::TensorDigest> sealed;
+      for (const SealedBucket& s : seals[sender].buckets)
+        if (s.bucket == bucket.id)
+          for (const auto& [tensor, digest] : s.tensors) sealed.push_back({tensor.value, digest});
+      REFIT_TRY(x.stage(b, bases, sealed));
+    }
+    return {};
+  }
+
+  // Every live element against the same pure function that filled the trainers.
+  void expect_live(std::int64_t steps, const engine::StepRule& rule) {
+    for (auto& e : engines)
+      for (const model::Holding& h : e->rank_layout().holdings) {
+        const model::LogicalTensor& t = target->catalogue().tensors[h.tensor.value];
+        engine::for_each_run(t, h, e->regions()[h.buffer].data,
+                             [&](std::int64_t linear, std::byte* live, std::int64_t count) {
+                               std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(h.dtype)));
+                               engine::initial_values(kSeed, t.name, t.dtype, linear, want.data(), count);
+                               for (std::int64_t s = 1; s <= steps; ++s)
+                                 engine::apply_step(rule, s, t.name, t.dtype, linear, want.data(), count);
+                               ASSERT_EQ(std::memcmp(want.data(), live, want.size()), 0)
+                                   << t.name << " rank " << e->rank().value << " at " << linear;
+                             });
+      }
+  }
+};
+
+}  // namespace refit::agent
