@@ -264,7 +264,7 @@ inline Status push_foreign_lanes(Bed& bed) {
   const Deadline until = p.patience();
   do {  // on a busy machine the frames take their time
     REFIT_MUST(err(p.in->next(Deadline::after_ns(30'000'000))).code == Code::kTimeout, "a foreign frame was taken");
-  } while (p.target->counters().frames_foreign == 0 && !until.expired());
+  } while (p.target->counters().frames_foreign == 0 && !until.over());
   REFIT_MUST(p.target->counters().frames_foreign >= 1, "foreign frames are counted");
   REFIT_TRY(post_one(*p.out, 1, bytes));
   REFIT_TRY(p.in->next(p.patience()));
