@@ -40,7 +40,7 @@ class RefitInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class RefitUpdateInfo(WeightTransferUpdateInfo):
-    """timeout_s: how long this rank waits for the round's decision to reach it, and then for its end."""
+    """timeout_s: until the round's decision has reached this rank and the round has ended here."""
 
     timeout_s: float = 60
 
@@ -52,7 +52,7 @@ class _Gate:
     def __init__(self, load: Callable[[VersionInfo], None]) -> None:
         self._load = load
         self._changed = threading.Condition()
-        self._wanted = self._held = self._released = False
+        self._wanted = self._held = self._released = self._closed = False
         self._version: VersionInfo | None = None
         self._failed: BaseException | None = None
 
@@ -66,7 +66,9 @@ class _Gate:
         with self._changed:
             self._wanted, self._released, self._version, self._failed = True, False, None, None
             self._changed.notify_all()
-            self._until(lambda: self._held, timeout_s, "the engine did not call finish_weight_update")
+            self._until(lambda: self._held or self._closed, timeout_s, "the engine did not call finish_weight_update")
+            if self._closed:
+                raise Error("the worker shut its receiver down")
 
     def installed(self, version: VersionInfo) -> None:
         with self._changed:
@@ -74,13 +76,22 @@ class _Gate:
                 raise Error("the worker left the gate before the weights were there")
             self._version = version
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._version is None)  # the worker's load has an end of its own
+            # No deadline of its own: the worker answers when its load ends, however it ends, or leaves the gate by its own.
+            self._changed.wait_for(lambda: self._version is None or not self._held)
+            if self._version is not None:
+                self._version = None
+                raise Error("the worker left the gate before it loaded")
             if self._failed is not None:
                 raise self._failed
 
     def resume(self) -> None:
         with self._changed:
             self._wanted, self._released = False, True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = self._released = True
             self._changed.notify_all()
 
     # -- the worker's thread
@@ -138,7 +149,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._receiver: Receiver | None = None
-        self._timeout_s = 60.0
+        self._until = 0.0  # end of the update in hand, on the monotonic clock
 
     # -- vLLM's interface
 
@@ -163,25 +174,23 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
         self._receiver = receiver
 
     def start_weight_update(self) -> None:
-        self._joined().check()
+        self._answer(lambda: self._joined().check())
 
     def receive_weights(self, update_info: RefitUpdateInfo) -> None:
-        self._timeout_s = update_info.timeout_s
-        self._answer(lambda: self._gate.await_round(update_info.timeout_s))
+        self._until = time.monotonic() + update_info.timeout_s
+        self._answer(lambda: self._joined() and self._gate.await_round(update_info.timeout_s))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self._joined().check()
         self.receive_weights(self.parse_update_info(update_info))
 
     def finish_weight_update(self) -> None:
-        self._joined()
-        self._answer(lambda: self._gate.hold(self._timeout_s))
+        self._answer(lambda: self._joined() and self._gate.hold(self._until - time.monotonic()))
 
     def shutdown(self) -> None:
         if self._receiver is not None:
-            receiver, self._receiver = self._receiver, None
-            self._gate.resume()
-            receiver.close()
+            self._gate.close()
+            self._receiver.close()
+            self._receiver = None
 
     # -- inside
 

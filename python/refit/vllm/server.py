@@ -12,7 +12,7 @@ import time
 import urllib.parse
 from typing import Any, Protocol, Sequence
 
-from .._errors import DeadlineError, Error, InvalidError, PeerLostError
+from .._errors import CancelledError, DeadlineError, InvalidError, PeerLostError
 from ..coordinator import Coordinator, SyncReport, WeightSynchronizer
 
 log = logging.getLogger("refit.vllm")
@@ -43,7 +43,10 @@ class Engine(Protocol):
 
     def update(self, info: dict[str, Any], timeout_s: float) -> None: ...
 
-    def finish(self, version: str, timeout_s: float) -> None: ...
+    def finish(self, timeout_s: float) -> None: ...
+
+    def label(self, version: str, timeout_s: float) -> None:
+        """What answers are labelled with from now on."""
 
     def resume(self, timeout_s: float) -> None: ...
 
@@ -57,6 +60,9 @@ class HttpEngine:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
             raise InvalidError(f"an engine's URL is http(s)://HOST:PORT, not '{url}'")
         self.name = f"{parts.scheme}://{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+        for key, value in (headers or {}).items():
+            if not value.isprintable():  # http.client would print it in its own complaint
+                raise InvalidError(f"headers['{key}'] has a line break or another control character")
         self._parts, self._headers, self._context = parts, dict(headers or {}), context
 
     def __repr__(self) -> str:
@@ -115,8 +121,11 @@ class HttpEngine:
     def update(self, info: dict[str, Any], timeout_s: float) -> None:
         self.call("POST", "/update_weights", {"update_info": info}, timeout_s)
 
-    def finish(self, version: str, timeout_s: float) -> None:
-        self.call("POST", "/finish_weight_update", {"weight_version": version}, timeout_s)
+    def finish(self, timeout_s: float) -> None:
+        self.call("POST", "/finish_weight_update", {}, timeout_s)
+
+    def label(self, version: str, timeout_s: float) -> None:
+        self.call("POST", "/update_weight_version", {"new_version": version}, timeout_s)
 
     def resume(self, timeout_s: float) -> None:
         self.call("POST", "/resume", None, timeout_s)
@@ -164,8 +173,11 @@ class LocalEngine:
     def update(self, info: dict[str, Any], timeout_s: float) -> None:
         self._call("update_weights", {"update_info": info})
 
-    def finish(self, version: str, timeout_s: float) -> None:
+    def finish(self, timeout_s: float) -> None:
         self._call("finish_weight_update")
+
+    def label(self, version: str, timeout_s: float) -> None:
+        """vllm.LLM has no label."""
 
     def resume(self, timeout_s: float) -> None:
         """Nothing was held."""
@@ -175,33 +187,43 @@ class VllmWeightSynchronizer(WeightSynchronizer):
     """WeightSynchronizer over vLLM engines with the backend ``refit``: replica i is engines[i].
 
     Generation goes on while a version is staged and verified. Once it is decided each replica is paused (requests in
-    flight: ``abort``, ``wait`` for them, or ``keep`` them frozen), its prefix cache reset, the version loaded, and resumed;
-    an engine whose installation failed stays paused, and the next sync repairs it first. timeout_s bounds each call.
+    flight: ``abort``, ``wait`` for them, or ``keep`` them frozen), its prefix cache reset, the version loaded. It is
+    labelled and resumed only when the coordinator says that all its ranks serve the version. An engine of which it does not
+    say so, for whatever reason, stays or gets paused, and the next sync repairs it. timeout_s bounds an installation, at most
+    the coordinator's gate_timeout_s (the default).
     """
 
     POLL_S = 0.01
+    SETTLE_S = 1.0  # for states that come with heartbeats
 
-    def __init__(self, coordinator: Coordinator, engines: Sequence[Engine], *, in_flight: str = "wait", timeout_s: float = 60, init_info: dict[str, Any] | None = None) -> None:
+    def __init__(self, coordinator: Coordinator, engines: Sequence[Engine], *, in_flight: str = "wait", timeout_s: float | None = None, init_info: dict[str, Any] | None = None) -> None:
         super().__init__(coordinator)
         if in_flight not in _IN_FLIGHT:
             raise InvalidError(f"in_flight must be one of {', '.join(_IN_FLIGHT)}, not '{in_flight}'")
         if not engines:
             raise InvalidError("engines is empty")
+        timeout_s = coordinator.gate_timeout_s if timeout_s is None else timeout_s
+        if not 0 < timeout_s <= coordinator.gate_timeout_s:
+            raise InvalidError(f"timeout_s is {timeout_s}; it must be above 0 and at most the coordinator's gate_timeout_s, {coordinator.gate_timeout_s}: a replica is fenced after that")
         self.engines, self.in_flight, self.timeout_s = list(engines), in_flight, timeout_s
         self._init_info = dict(init_info or {})
         self.pause_seconds: dict[str, float] = {}  # of the last round, by engine: generation stood still
         self._paused: set[int] = set()
-        self._open: set[int] = set()  # vLLM ends a session when update fails, and keeps it when finish fails
 
     def init_communicator(self) -> None:
-        """Every engine joins, then the job plans."""
+        """Every engine joins, then the job plans. Also after an engine was restarted."""
         info = {"address": self.coordinator.address, "replicas": len(self.engines), **self._init_info}
         with concurrent.futures.ThreadPoolExecutor(len(self.engines)) as pool:
-            joins = [pool.submit(engine.init, {**info, "replica": i}, self.timeout_s) for i, engine in enumerate(self.engines)]
+            joins = [pool.submit(engine.init, {**info, "replica": i}, max(self.timeout_s, 60)) for i, engine in enumerate(self.engines)]
             concurrent.futures.wait(joins)
         for join in joins:
             join.result()
+        self._paused.clear()  # a server that was restarted is not paused: the next installation pauses it again
         super().init_communicator()
+
+    def is_stale(self) -> bool:
+        """As the coordinator says, and also while an engine stands paused."""
+        return super().is_stale() or bool(self._paused)
 
     def sync_weights(self, step: int | None = None) -> SyncReport:
         """One round. Raises the first error, as Coordinator.sync_weights does, or the engine's own."""
@@ -215,29 +237,60 @@ class VllmWeightSynchronizer(WeightSynchronizer):
                 outcome.set_exception(e)
 
         threading.Thread(target=run, name="refit-sync", daemon=True).start()
-        failures: list[Error] = []
+        installs: dict[int, concurrent.futures.Future[None]] = {}
         with concurrent.futures.ThreadPoolExecutor(len(self.engines)) as pool:
-            installs: dict[int, concurrent.futures.Future[None]] = {}
             while not outcome.done():
                 for i in self._applying():
                     if i not in installs:
                         installs[i] = pool.submit(self._install, i)
                 time.sleep(self.POLL_S)
+        failures: dict[int, BaseException] = {}
         for i, install in installs.items():
-            try:
-                install.result()
-            except Error as e:
-                log.warning("engine %s: %s", self.engines[i].name, e)
-                failures.append(e)
+            if (failure := install.exception()) is not None:
+                log.warning("engine %s: %s", self.engines[i].name, failure)
+                failures[i] = failure
+        behind = self._shut_out(outcome)
         report = outcome.result()
-        if failures:
-            raise failures[0]
+        for i, failure in failures.items():
+            if i not in behind:  # it has the version, and something after that failed
+                raise failure
         return report
+
+    def _status(self) -> dict[str, Any]:
+        status = self.coordinator.status()
+        if not status:
+            raise CancelledError("the coordinator was shut down")
+        return status
 
     def _applying(self) -> list[int]:
         """Replicas that are told to apply a decided version. States come with heartbeats: a little late, never early."""
         status = self.coordinator.status()
-        return [r["instance"] for r in status["replicas"] if r["state"] in _IN_ROUND] if status["stage"] == "applying" else []
+        if status.get("stage") != "applying":
+            return []
+        return [r["instance"] for r in status["replicas"] if r["state"] in _IN_ROUND]
+
+    def _serves_newest(self, i: int) -> bool:
+        status = self._status()
+        replica = next(r for r in status["replicas"] if r["instance"] == i)
+        return status["version"] is not None and replica["state"] == "Serving" and replica["version"] == status["version"]["number"]
+
+    def _shut_out(self, outcome: concurrent.futures.Future[SyncReport]) -> set[int]:
+        """Pauses every engine that does not serve the newest version, whatever the round's outcome was. Their replicas."""
+        behind = set(range(len(self.engines)))
+        until = time.monotonic() + self.SETTLE_S
+        if self.coordinator.status().get("version") is None:
+            return behind  # nothing was ever committed: there is nothing that an engine could be behind of
+        while behind and (time.monotonic() < until):
+            behind = {i for i in behind if not self._serves_newest(i)}
+            time.sleep(self.POLL_S)
+        for i in sorted(behind - self._paused):
+            engine = self.engines[i]
+            try:
+                engine.pause(self.in_flight, self.timeout_s)
+            except Exception as e:  # noqa: BLE001 - the engine may be gone; what is told is that it could not be paused
+                log.error("engine %s does not serve the newest version and could not be paused: %s", engine.name, e)
+            self._paused.add(i)
+        return behind
 
     def _install(self, i: int) -> None:
         engine, began = self.engines[i], time.monotonic()
@@ -250,24 +303,21 @@ class VllmWeightSynchronizer(WeightSynchronizer):
             return remaining
 
         if i not in self._paused:
+            self._paused.add(i)  # also when the answer is lost
             engine.pause(self.in_flight, left())
-            self._paused.add(i)
         engine.reset_caches(left())
-        if i not in self._open:
-            engine.start(left())
-            self._open.add(i)
         try:
-            engine.update({"timeout_s": left()}, left())
-        except BaseException:
-            self._open.discard(i)
-            raise
-        engine.finish(self._label(), left())
-        self._open.discard(i)
+            engine.start(left())
+        except EngineError as e:
+            if "already active" not in e.message:  # vLLM keeps the session when finish fails, or its answer was lost
+                raise
+        # The workers give up before the call does, so that none is left in a session that the driver believes closed.
+        engine.update({"timeout_s": max(0.8 * left(), left() - 2)}, left())
+        engine.finish(left())
+        while not self._serves_newest(i):
+            left()
+            time.sleep(self.POLL_S)
+        engine.label(str(self._status()["version"]["number"]), left())
         engine.resume(left())
         self._paused.discard(i)
         self.pause_seconds[engine.name] = time.monotonic() - began
-
-    def _label(self) -> str:
-        """What answers are labelled with from now on."""
-        version = self.coordinator.status()["version"]
-        return str(version["number"]) if version else ""

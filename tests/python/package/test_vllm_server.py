@@ -113,7 +113,8 @@ class Http(unittest.TestCase):
         self.engine.pause("keep", 1)
         self.engine.start(1)
         self.engine.update({"timeout_s": 3}, 1)
-        self.engine.finish("7", 1)
+        self.engine.finish(1)
+        self.engine.label("7", 1)
         self.engine.resume(1)
         self.assertEqual([(m, p, b) for m, p, b, _ in self.stand_in.calls], [
             ("POST", "/init_weight_transfer_engine", {"init_info": {"address": "x"}}),
@@ -121,7 +122,8 @@ class Http(unittest.TestCase):
             ("GET", "/is_paused", None),
             ("POST", "/start_weight_update", {}),
             ("POST", "/update_weights", {"update_info": {"timeout_s": 3}}),
-            ("POST", "/finish_weight_update", {"weight_version": "7"}),
+            ("POST", "/finish_weight_update", {}),
+            ("POST", "/update_weight_version", {"new_version": "7"}),
             ("POST", "/resume", None),
         ])
         self.assertTrue(all(h["Authorization"] == "Bearer secret" for *_, h in self.stand_in.calls))
@@ -135,6 +137,11 @@ class Http(unittest.TestCase):
         for url in ("ftp://a", "127.0.0.1:8000", "http://", "http://user@host", "http://host/path", "http://host?x=1"):
             with self.assertRaises(refit.InvalidError):
                 refit.vllm.HttpEngine(url)
+
+    def test_a_header_that_would_be_printed(self):
+        with self.assertRaises(refit.InvalidError) as caught:
+            refit.vllm.HttpEngine("http://127.0.0.1:1", headers={"Authorization": "Bearer secret\n"})
+        self.assertNotIn("secret", str(caught.exception))
 
 
 class Hooks:
@@ -160,7 +167,7 @@ class Steered:
     name = "stand-in"
 
     def __init__(self):
-        self.log, self.fail = [], None
+        self.log, self.fail, self.swallow = [], None, False
         self.hooks = Hooks(self.log)
 
     def phase(self, name):
@@ -186,8 +193,13 @@ class Steered:
     def update(self, info, timeout_s):
         self.phase("update")
 
-    def finish(self, version, timeout_s):
+    def label(self, version, timeout_s):
+        self.phase(f"label {version}")
+
+    def finish(self, timeout_s):
         self.phase("finish")
+        if self.swallow:
+            return
         self.hooks.done.clear()
         self.hooks.entered.set()
         if not self.hooks.done.wait(timeout_s):
@@ -202,7 +214,7 @@ class Synchronizer(unittest.TestCase):
     def job(self, **options):
         engine = Steered()
         coordinator = refit.Coordinator(1, 1, 1, stall_timeout_s=2, gate_timeout_s=1, total_timeout_s=10)
-        sync = refit.vllm.VllmWeightSynchronizer(coordinator, [engine], timeout_s=5, **options)
+        sync = refit.vllm.VllmWeightSynchronizer(coordinator, [engine], **options)
         self.addCleanup(sync.shutdown)
         self.weights = np.arange(8, dtype=np.float32)
         joined = threading.Thread(target=sync.init_communicator)
@@ -220,7 +232,7 @@ class Synchronizer(unittest.TestCase):
         self.assertEqual(report.outcome, "committed")
         self.assertFalse(sync.is_stale())
         np.testing.assert_array_equal(engine.memory, self.weights)
-        self.assertEqual(engine.log, ["pause keep", "reset", "start", "update", "finish", f"installed {report.version.number}", "resume"])
+        self.assertEqual(engine.log, ["pause keep", "reset", "start", "update", "finish", f"installed {report.version.number}", f"label {report.version.number}", "resume"])
         self.assertIn("stand-in", sync.pause_seconds)
 
     def test_an_engine_that_fails_stays_paused_and_is_repaired(self):
@@ -235,12 +247,40 @@ class Synchronizer(unittest.TestCase):
         publisher.publish(2)
         report = sync.sync_weights()
         self.assertEqual(report.outcome, "committed")
-        self.assertEqual(engine.log, ["reset", "start", "update", "finish", f"installed {report.version.number}", "resume"])
+        self.assertEqual(engine.log, ["reset", "start", "update", "finish", f"installed {report.version.number}", f"label {report.version.number}", "resume"])
+        self.assertFalse(sync.is_stale())
+
+    def test_an_engine_that_answers_well_and_did_not_install_is_not_resumed(self):
+        # What vLLM does with several ranks: the workers' errors do not come back.
+        engine, publisher, sync = self.job()
+        engine.swallow = True
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertEqual(engine.log, ["pause wait", "reset", "start", "update", "finish"])
+        self.assertTrue(sync.is_stale())
+        engine.log.clear()
+        engine.swallow = False
+        publisher.publish(2)
+        report = sync.sync_weights()
+        self.assertEqual(engine.log[-2:], [f"label {report.version.number}", "resume"])
+
+    def test_an_engine_that_fell_out_of_the_round_is_paused(self):
+        engine, publisher, sync = self.job()
+        sync.sync_weights()
+        engine.log.clear()
+        engine.receiver.close()  # its replica is lost; the engine itself would go on generating
+        publisher.publish(2)
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertEqual(engine.log, ["pause wait"])
+        self.assertTrue(sync.is_stale())
 
     def test_options(self):
         with refit.Coordinator(1) as coordinator:
             with self.assertRaises(refit.InvalidError):
                 refit.vllm.VllmWeightSynchronizer(coordinator, [Steered()], in_flight="drop")
+            with self.assertRaises(refit.InvalidError):
+                refit.vllm.VllmWeightSynchronizer(coordinator, [Steered()], timeout_s=1000)
             with self.assertRaises(refit.InvalidError):
                 refit.vllm.VllmWeightSynchronizer(coordinator, [])
 
