@@ -154,7 +154,8 @@ Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t d
   REFIT_ASSIGN(Planned planned, make_planned(configure, options_.name));
   if (planned.source->digest() != state_.self.layout_digest)
     return Error(Code::kMismatch, "the coordinator sent another layout than this rank's own").at_stage("plan");
-  if (former != planned.plan.id) baseline_.reset();  // it refers to the plan that goes
+  // It refers to the plan that goes, and holds bytes as that encoding wants them.
+  if (former != planned.plan.id || planned_->encode != planned.encode) baseline_.reset();
   planned_ = std::move(planned);
   seed_ = digest_seed;
   REFIT_TRY(lend_regions());
@@ -170,7 +171,8 @@ Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t d
     const codec::Form form = planned_->encode == Encode::kOverwrite ? codec::Form::kOverwrite : codec::Form::kUndoable;
     REFIT_ASSIGN(baseline_, Baseline::make(*planned_, {form, options_.baseline_dir, exec(), options_.budget}));
   }
-  REFIT_ASSIGN(outlet_, Outlet::make({options_.data, &*planned_, lent_, exec(), options_.budget, baseline_.get()}));
+  REFIT_ASSIGN(outlet_, Outlet::make({options_.data, &*planned_, lent_, exec(), options_.budget,
+                                        planned_->deltas() ? baseline_.get() : nullptr}));
   sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), digest_seed, exec());
   return {};
 }

@@ -162,7 +162,8 @@ Status TargetDriver::take_plan(const wire::Configure& configure, std::uint64_t d
                  "deltas need a transport that sends buckets, such as tcp; with this one, encoding "
                  "must be raw")
         .at_stage("plan");
-  same = former != PlanId{} && former == planned.plan.id && seed_ == digest_seed;
+  same = former != PlanId{} && former == planned.plan.id && seed_ == digest_seed &&
+         planned_->encode == planned.encode;  // the executor was made for one
   planned_ = std::move(planned);
   REFIT_ASSIGN(const model::RankLayout rank, planned_->target->expand(rank_));
   install::LandingTable table =

@@ -143,6 +143,8 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
 
 void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire::Vote& m) {
   Part* p = part(member, e.txn);
+  // A target that votes no has dropped its base, also when another's no has ended the round before this one came.
+  if (!m.yes && !is_source(member)) s_.slots[member].base = {};
   const bool open = s_.stage == Stage::kSealing || s_.stage == Stage::kStaging || s_.stage == Stage::kSourceVotes;
   if (p == nullptr || !open || p->at >= Progressed::kVoted) return void(++s_.dropped.old_txn);
   if (!m.yes) return lost(member, Error(*m.error).at_peer(name(member)).at_stage(std::string(to_string(s_.stage))));

@@ -173,6 +173,18 @@ TEST_F(Coordinator, BeginNamesTheBaseAndWhoHasAnother) {
   give(BeginRound{});
   EXPECT_EQ(state.round->begin.base, Txn{});
   EXPECT_TRUE(state.round->begin.without.empty());
+  // Likewise when the no comes after another's has ended the round.
+  round(true, true);
+  give(BeginRound{});
+  EXPECT_TRUE(state.round->begin.without.empty());
+  wire::Envelope late = from(2, wire::Vote{false, Error(Code::kTimeout, "y")});
+  late.txn = state.round->record.txn;
+  say(0, sealed);
+  say(1, wire::Vote{false, Error(Code::kTimeout, "x")});
+  ASSERT_FALSE(state.round);
+  give(Received{3, late});
+  give(BeginRound{});
+  EXPECT_EQ(state.round->begin.base, Txn{});
 }
 
 TEST_F(Coordinator, AWholeRound) {
