@@ -13,6 +13,8 @@ namespace {
 constexpr std::size_t kKeyText = 41;  // with its NUL
 constexpr int kLingerMs = 200;        // an end that was sent may still leave
 constexpr int kQueue = 64;            // messages; chunks are bounded by credit
+// A listener's replies are small, one for each chunk that credit lets in, and one that found no room would be lost.
+constexpr int kReplies = 65'536;
 constexpr int kHandshakeMs = 5000;
 constexpr int kConnectMs = 10'000;
 
@@ -104,7 +106,9 @@ Result<Socket> Socket::listener(Context& context, const std::string& host, std::
                                 std::uint64_t random, const std::optional<CurveKeys>& keys, std::size_t most_bytes,
                                 std::string& at) {
   Socket s(zmq_socket(context.get(), ZMQ_ROUTER));
-  if (!s || !common(s.get(), most_bytes) || !set(s.get(), ZMQ_ROUTER_MANDATORY, 1)) return failed("make a listener");
+  if (!s || !common(s.get(), most_bytes) || !set(s.get(), ZMQ_ROUTER_MANDATORY, 1) ||
+      !set(s.get(), ZMQ_SNDHWM, kReplies))
+    return failed("make a listener");
   if (keys && (!set(s.get(), ZMQ_CURVE_SERVER, 1) || !set_text(s.get(), ZMQ_CURVE_SECRETKEY, keys->secret)))
     return failed("set its keys");
   const std::uint32_t count = low == 0 ? 1 : std::uint32_t{high} - low + 1;
