@@ -54,7 +54,7 @@ struct AgentReport {
   Version version;
   std::string state;
   bool welcomed = false;         // the coordinator admitted this rank
-  bool rejected = false;         // it refused for good, not for now
+  bool rejected = false;         // the coordinator refused, and asking again would not help
   std::optional<Error> refused;  // why it did not, last heard
   std::string unconnected{};     // nothing was heard from the coordinator yet: why, as the control lane says
 };

@@ -4,7 +4,6 @@ import multiprocessing as mp
 import os
 import pathlib
 import signal
-import sys
 import tempfile
 import tomllib
 
