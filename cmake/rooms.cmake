@@ -1,7 +1,8 @@
 # One static library per room, one set of flags for all of them.
 find_program(REFIT_CCACHE ccache)
 if(REFIT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${REFIT_CCACHE}")
+  # Without these words ccache passes over every source that takes a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros "${REFIT_CCACHE}")
 endif()
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
@@ -12,6 +13,10 @@ target_compile_options(refit_flags INTERFACE
   $<$<BOOL:${REFIT_WERROR}>:-Werror>
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
   -ffp-contract=off -fno-fast-math)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC's own collector costs a sixth of the time of a large source; 0.15 GB more memory a compiler is the price.
+  target_compile_options(refit_flags INTERFACE --param=ggc-min-expand=1000 --param=ggc-min-heapsize=4000000 -fpch-preprocess)
+endif()
 target_include_directories(refit_flags INTERFACE "${CMAKE_SOURCE_DIR}/src")
 target_link_libraries(refit_flags INTERFACE Threads::Threads)
 if(REFIT_SANITIZE)
@@ -65,6 +70,7 @@ function(refit_test name)
   target_link_libraries(${name} PRIVATE refit_flags ${ARG_ROOMS} ${ARG_VENDOR} GTest::gmock GTest::gtest GTest::gtest_main)
   target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/tests")
   target_compile_options(${name} PRIVATE ${REFIT_OUTER_FLAGS})  # the rooms under test keep their own flags
+  target_precompile_headers(${name} REUSE_FROM refit_test_headers)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
   if(REFIT_SANITIZE STREQUAL "thread")
