@@ -75,16 +75,7 @@ Hash128 key_of(const Pattern& pattern) {
   return h.finish();
 }
 
-// The coordinates that a row's rule reads, less those by which a whole parameter is here or there.
-std::vector<bool> read_axes(const ActiveRow& row, const Mesh& mesh) {
-  std::vector<bool> read(mesh.axes().size(), false);
-  for (const Program& program : row.programs)
-    for (const Op& op : program)
-      if (op.code == OpCode::kCut || op.code == OpCode::kOnly) mesh.mark(op.cut.over, read);
-  if (row.picks) mesh.mark("ep", read);
-  return read;
-}
-
+// Those by which a whole parameter is here or there.
 std::vector<bool> fixed_axes(const ActiveRow& row, const Mesh& mesh) {
   std::vector<bool> fixed(mesh.axes().size(), false);
   mesh.mark("pp", fixed);
@@ -114,6 +105,15 @@ bool advance(const Mesh& mesh, const std::vector<bool>& walked, Coordinates& at)
 }
 
 }  // namespace
+
+std::vector<bool> read_axes(const ActiveRow& row, const Mesh& mesh) {
+  std::vector<bool> read(mesh.axes().size(), false);
+  for (const Program& program : row.programs)
+    for (const Op& op : program)
+      if (op.code == OpCode::kCut || op.code == OpCode::kOnly) mesh.mark(op.cut.over, read);
+  if (row.picks) mesh.mark("ep", read);
+  return read;
+}
 
 // Shards at the first stage and expert rank, from which all others follow by adding to the ranks.
 struct RuleLayout::RowShards {
@@ -154,7 +154,7 @@ Result<RuleLayout::RowShards> RuleLayout::row_shards(const ActiveRow& row) const
 
 Status RuleLayout::build_patterns() const {
   std::map<Hash128, std::uint32_t> known;
-  pattern_of_.assign(catalogue_.tensors.size(), 0);
+  pattern_of_.assign(catalogue_->tensors.size(), 0);
   for (const ActiveRow& row : rows_) {
     REFIT_ASSIGN(const RowShards made, row_shards(row));
     const auto stage_step = static_cast<std::uint32_t>(meshes_[0].step("pp"));
@@ -189,7 +189,7 @@ Status RuleLayout::build_patterns() const {
           const TensorId id = ids_[row.index(l, e, static_cast<int>(m))];
           const std::size_t which =
               (row.stacks && !made.alike ? static_cast<std::size_t>(e) : 0) * row.shapes.size() + m;
-          const std::tuple key(which, catalogue_.tensors[id.value].dtype, row.spots[l].stage, by_rank ? e / each : 0);
+          const std::tuple key(which, catalogue_->tensors[id.value].dtype, row.spots[l].stage, by_rank ? e / each : 0);
           auto found = mine.find(key);
           if (found == mine.end())
             found = mine.emplace(key, make_pattern(which, std::get<1>(key), std::get<2>(key), std::get<3>(key))).first;

@@ -49,13 +49,18 @@ Result<std::optional<ClassView>> ViewBuilder::view(const TensorClass& c) {
   const std::int64_t most = std::int64_t{1} << planner_.position_bits();
   std::int64_t position = 0;
   for (const DraftPiece& p : c.draft->pieces) {
-    const auto boxes = split_box(p.box, c.item, planner_.limit());
-    if (position + static_cast<std::int64_t>(boxes.size()) > most)
+    const std::int64_t parts = split_count(p.box, c.item, planner_.limit());
+    if (position + parts > most)
       return Error(Code::kExhausted,
                    "one tensor falls into more than " + std::to_string(most) + " pieces: raise refit.bucket_bytes")
           .at_tensor(planner_.name(planner_.groups()[c.groups[0]]))
           .amounts(most + 1, most);
-    for (const Box& box : boxes) add_piece(p, box, static_cast<std::uint32_t>(position++));
+    if (parts == 1)
+      add_piece(p, p.box, static_cast<std::uint32_t>(position));
+    else if (takes(p))
+      for (std::uint32_t i = 0; const Box& box : split_box(p.box, c.item, planner_.limit()))
+        add_piece(p, box, static_cast<std::uint32_t>(position) + i++);
+    position += parts;
   }
   if (side_ == Side::kSource) {
     REFIT_TRY(add_seals());
@@ -73,9 +78,16 @@ bool ViewBuilder::receives(std::uint32_t set) {
   return receives_[set] == 1;
 }
 
+bool ViewBuilder::takes(const DraftPiece& p) {
+  if (side_ == Side::kTarget) return receives(c_->sets[p.recipients]);
+  const auto& owners = c_->draft->owners[p.owners];
+  if (p.turn >= 0) return owners[static_cast<std::size_t>(p.turn)].rank == rank_;
+  return std::any_of(owners.begin(), owners.end(), [&](const Owner& o) { return o.rank == rank_; });
+}
+
 void ViewBuilder::add_piece(const DraftPiece& p, const Box& box, std::uint32_t position) {
   const auto& owners = c_->draft->owners[p.owners];
-  if (side_ == Side::kTarget && !receives(c_->sets[p.recipients])) return;
+  if (!takes(p)) return;
   const auto visit = [&](std::uint32_t i, std::uint32_t turn, std::uint32_t turns) {
     if (side_ == Side::kTarget || owners[i].rank == rank_) add_from(p, box, position, turn, turns, owners[i]);
   };

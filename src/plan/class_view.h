@@ -27,6 +27,7 @@ class ViewBuilder {
   const std::vector<SlotKey>& slot_keys() const { return keys_; }  // of the last view
 
  private:
+  bool takes(const DraftPiece& p);
   void add_piece(const DraftPiece& p, const Box& box, std::uint32_t position);
   void add_from(const DraftPiece& p, const Box& box, std::uint32_t position, std::uint32_t turn, std::uint32_t turns,
                 const Owner& owner);

@@ -135,6 +135,16 @@ bool needs_targets(const Frame& frame, const Hosts& hosts) { return hosts.shared
 
 Draft make_draft(const DraftInput& in) { return Drafter(in).run(); }
 
+std::int64_t split_count(const Box& box, std::int64_t item, std::int64_t limit) {
+  if (elements(box) * item <= limit) return 1;
+  std::size_t k = box.size() - 1;
+  std::int64_t slab = item;
+  while (k > 0 && slab * box[k].size() <= limit) slab *= box[k--].size();
+  std::int64_t count = ceil_div(box[k].size(), limit / slab);
+  while (k-- > 0) count *= box[k].size();
+  return count;
+}
+
 std::vector<Box> split_box(const Box& box, std::int64_t item, std::int64_t limit) {
   if (elements(box) * item <= limit) return {box};
   // The factor to cut: the outermost of which one step fits.

@@ -42,6 +42,7 @@ bool needs_targets(const Frame& frame, const Hosts& hosts);
 Draft make_draft(const DraftInput& in);
 
 // A piece cut so that each part fits a bucket of `limit` bytes; parts are boxes, in row-major order.
+std::int64_t split_count(const Box& box, std::int64_t item, std::int64_t limit);
 std::vector<Box> split_box(const Box& box, std::int64_t item, std::int64_t limit);
 
 }  // namespace refit::plan

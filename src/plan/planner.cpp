@@ -31,7 +31,7 @@ std::vector<std::uint32_t> shapes_of(std::span<const model::Pattern> patterns) {
   return out;
 }
 
-std::vector<std::uint32_t> patterns_of(const model::Layout& layout, const std::vector<std::uint32_t>& tensors) {
+std::vector<std::uint32_t> patterns_of(const model::Layout& layout, std::span<const std::uint32_t> tensors) {
   std::vector<std::uint32_t> out;
   for (std::uint32_t t : tensors) out.push_back(layout.pattern_of()[t]);
   return out;
@@ -84,8 +84,12 @@ Status Planner::build() {
     return Error(Code::kInvalid, "refit.staging_bytes must be positive, not " + std::to_string(options_.staging_bytes));
   if (source_->world() < 1 || target_->world() < 1 || target_->world() % target_->instances() != 0)
     return Error(Code::kInvalid, "a layout has no ranks, or its instances are not equal");
+  if (options_.values == Values::kStages) {
+    REFIT_ASSIGN(staged_, stage_values(*source_, *target_));
+    if (staged_.source) source_ = staged_.source.get(), target_ = staged_.target.get();
+  }
   for (const model::Layout* layout : {source_, target_})
-    if (const auto values = layout->values(); !values.empty() && !options_.values)
+    if (const auto values = layout->values(); !values.empty() && options_.values == Values::kRefuse)
       return refuse_value(*layout, values.front().first, values.front().second);
   hosts_ = Hosts::of(*source_, *target_);
   Findings findings;
@@ -172,7 +176,9 @@ Status Planner::complete(TensorClass& c, const Key& source_key, const Key& targe
     for (const Ranks& r : c.draft->sets) c.sets.push_back(sets_.intern(r));
     return {};
   }
+  const auto [held, fresh] = frame_sets_.try_emplace({c.frame, &to});
   for (const auto& cells : c.frame->groups) {
+    if (!fresh) break;
     Ranks all;
     for (std::uint32_t cell : cells) {
       const Ranks r = c.frame->owners(cell, to);
@@ -180,8 +186,9 @@ Status Planner::complete(TensorClass& c, const Key& source_key, const Key& targe
     }
     std::sort(all.begin(), all.end());
     all.erase(std::unique(all.begin(), all.end()), all.end());
-    c.sets.push_back(sets_.intern(all));
+    held->second.push_back(sets_.intern(all));
   }
+  c.sets = held->second;
   return {};
 }
 
@@ -240,6 +247,16 @@ Status Planner::choose_limit() {
   const auto highest = catalogue_->tensors.empty() ? 0u : static_cast<std::uint32_t>(catalogue_->tensors.size() - 1);
   position_bits_ = 32 - static_cast<int>(std::bit_width(highest));
   return {};
+}
+
+std::vector<Transform> Planner::transforms() const {
+  std::vector<Transform> out;
+  for (const Staging& s : staged_.tensors) {
+    if (!s.runs()) continue;
+    const std::int64_t at = catalogue_->find(source_->catalogue().tensors[s.source].name);
+    out.push_back({TensorId(static_cast<std::uint32_t>(at)), s.undo, s.apply});
+  }
+  return out;
 }
 
 void Planner::find_holes(const TensorClass& c, const Ranks* only, Findings& out) const {

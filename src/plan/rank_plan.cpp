@@ -30,6 +30,11 @@ class RankBuilder {
     plan_.rank = Rank(rank_);
     plan_.catalogue = planner_.catalogue();
     plan_.bucket_limit = planner_.limit();
+    plan_.transforms = planner_.transforms();
+    if (side_ == Side::kSource && planner_.staged().source) {
+      REFIT_ASSIGN(plan_.stages, planner_.staged().stages_of(Rank(rank_), *planner_.catalogue()));
+      plan_.value_bytes = planner_.staged().bytes_of(Rank(rank_));
+    }
     if (side_ == Side::kTarget) REFIT_TRY(prove());
     REFIT_TRY(look());
     REFIT_TRY(locate());

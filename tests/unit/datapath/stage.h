@@ -6,6 +6,7 @@
 
 #include "agent/lower.h"
 #include "agent/sealer.h"
+#include "agent/value_stages.h"
 #include "engine/engine.h"
 #include "install/install.h"
 
@@ -21,6 +22,19 @@ inline constexpr const char* kMoe =
   "vocab_size":130,"tie_word_embeddings":false,"mlp_only_layers":[1],"decoder_sparse_step":1,"norm_topk_prob":true,"max_position_embeddings":64,
   "rms_norm_eps":1e-6,"rope_theta":10000.0,"hidden_act":"silu","torch_dtype":"bfloat16"})";
 
+// Families whose values differ between the sides: engines keep A = -exp(A_log), Megatron keeps out_norm - 1.
+inline constexpr const char* kMamba =
+    R"({"model_type":"nemotron_h","hidden_size":32,"num_hidden_layers":4,"num_attention_heads":4,
+  "num_key_value_heads":2,"head_dim":8,"vocab_size":128,"intermediate_size":64,"mamba_num_heads":8,"mamba_head_dim":8,
+  "ssm_state_size":4,"conv_kernel":4,"n_routed_experts":4,"moe_intermediate_size":16,
+  "moe_shared_expert_intermediate_size":32,"n_groups":2,"hybrid_override_pattern":"M*-E","torch_dtype":"bfloat16"})";
+inline constexpr const char* kDelta =
+    R"({"model_type":"qwen3_next","hidden_size":32,"num_hidden_layers":2,"num_attention_heads":4,
+  "num_key_value_heads":2,"head_dim":8,"intermediate_size":64,"vocab_size":128,"num_experts":4,
+  "moe_intermediate_size":16,"shared_expert_intermediate_size":16,"linear_num_key_heads":4,"linear_num_value_heads":4,
+  "linear_key_head_dim":8,"linear_value_head_dim":8,"linear_conv_kernel_dim":4,"full_attention_interval":2,
+  "tie_word_embeddings":false,"torch_dtype":"bfloat16"})";
+
 inline constexpr std::uint64_t kSeed = 42;
 
 struct Case {
@@ -35,10 +49,13 @@ struct Case {
 struct Stage {
   std::shared_ptr<const model::Layout> source, target;
   plan::Options options{
-      .bucket_bytes = 4096, .staging_bytes = 1 << 20, .partial = false, .files = false, .allow_cast = {}};
+      .bucket_bytes = 4096, .staging_bytes = 1 << 20, .values = plan::Values::kStages, .allow_cast = {}};
   memory::Budget budget{1 << 30};
   std::vector<std::unique_ptr<engine::ReferenceTrainer>> trainers;
   std::vector<plan::RankPlan> source_plans;
+  std::vector<memory::Arena> values;                   // what the stages of each source write
+  std::vector<std::vector<memory::RegionRef>> lent;    // of each source: its buffers, then those
+  std::vector<std::unique_ptr<ValueStages>> stages;
   std::vector<std::unique_ptr<Sealer>> sealers;
   std::vector<Seal> seals;
   std::vector<std::unique_ptr<engine::ReferenceEngine>> engines;
@@ -62,9 +79,16 @@ struct Stage {
       source_plans.push_back(std::move(*plan));
       members.push_back(100 + r);
     }
-    for (std::uint32_t r = 0; r < source->world(); ++r)
+    for (std::uint32_t r = 0; r < source->world(); ++r) {
+      const auto own = trainers[r]->regions();
+      lent.emplace_back(own.begin(), own.end());
+      values.push_back(std::move(memory::Arena::make(source_plans[r].value_bytes, &budget, "values")).value());
+      if (!source_plans[r].transforms.empty())
+        lent[r].push_back({values[r].data(), values[r].bytes(), memory::Kind::kHost, nullptr});
+      stages.push_back(std::make_unique<ValueStages>(source_plans[r], options));
       sealers.push_back(
-          std::make_unique<Sealer>(source_plans[r], trainers[r]->regions(), kSeed, kernel::Exec{nullptr, &progress}));
+          std::make_unique<Sealer>(source_plans[r], lent[r], kSeed, kernel::Exec{nullptr, &progress}, &options));
+    }
     for (std::uint32_t r = 0; r < target->world(); ++r) {
       engines.push_back(std::move(engine::ReferenceEngine::make(target, Rank(r), &budget)).value());
       auto plan = plan::make_plan(*source, *target, options, plan::Side::kTarget, Rank(r));
@@ -79,6 +103,10 @@ struct Stage {
 
   void seal(bool groups) {
     seals.clear();
+    for (std::size_t r = 0; r < stages.size(); ++r) {
+      const Status ran = stages[r]->run(trainers[r]->regions(), values[r].data(), {});
+      ASSERT_TRUE(ran.ok()) << ran.error().to_string();
+    }
     for (auto& s : sealers) seals.push_back(std::move(s->seal(groups)).value());
   }
 
@@ -93,7 +121,7 @@ struct Stage {
       out.resize(static_cast<std::size_t>(layout.starts[i]));
       std::vector<std::span<const std::byte>> runs;
       append_runs(segment_of(plan.geometries[p.geometry], p.src_buffer, p.src_offset),
-                  trainers[sender]->regions()[p.src_buffer].data, runs);
+                  lent[sender][p.src_buffer].data, runs);
       for (const auto& run : runs) out.insert(out.end(), run.begin(), run.end());
       EXPECT_EQ(static_cast<std::int64_t>(out.size()), layout.ends[i]);
     }
@@ -109,8 +137,8 @@ struct Stage {
       std::vector<const std::byte*> bases;
       for (const Segment& s : bucket.segments) {
         const auto range = touched(s);
-        EXPECT_TRUE(range.ok() && range->lo >= 0 && range->hi <= trainers[sender]->regions()[s.region].bytes);
-        bases.push_back(trainers[sender]->regions()[s.region].data + s.offset);
+        EXPECT_TRUE(range.ok() && range->lo >= 0 && range->hi <= lent[sender][s.region].bytes);
+        bases.push_back(lent[sender][s.region].data + s.offset);
       }
       const std::vector<std::byte> sent = packed ? pack(sender, bucket.id) : std::vector<std::byte>();
       if (packed) {
@@ -127,17 +155,39 @@ struct Stage {
     return {};
   }
 
+  // `count` logical values as they come back from storage behind a transform.
+  static void through(const std::string& value, DType dtype, std::vector<std::byte>& logical) {
+    std::vector<float> stored(logical.size() / static_cast<std::size_t>(item_size(dtype)));
+    ASSERT_TRUE(model::store_values(value, dtype, logical.data(), stored).ok());
+    ASSERT_TRUE(model::undone_values(value, dtype, stored, logical.data()).ok());
+  }
+  static std::map<std::string, std::string> values_of(const model::Layout& layout) {
+    std::map<std::string, std::string> out;
+    for (const auto& [id, value] : layout.values()) out.emplace(layout.catalogue().tensors[id.value].name, value);
+    return out;
+  }
+
   // Every live element against the same pure function that filled the trainers.
   void expect_live(std::int64_t steps, const engine::StepRule& rule) {
+    auto from = values_of(*source), to = values_of(*target);
     for (auto& e : engines)
       for (const model::Holding& h : e->rank_layout().holdings) {
         const model::LogicalTensor& t = target->catalogue().tensors[h.tensor.value];
         engine::for_each_run(t, h, e->regions()[h.buffer].data,
                              [&](std::int64_t linear, std::byte* live, std::int64_t count) {
-                               std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(h.dtype)));
+                               std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(t.dtype)));
                                engine::initial_values(kSeed, t.name, t.dtype, linear, want.data(), count);
-                               for (std::int64_t s = 1; s <= steps; ++s)
+                               if (from.contains(t.name)) through(from[t.name], t.dtype, want);
+                               for (std::int64_t s = 1; s <= steps; ++s) {
                                  engine::apply_step(rule, s, t.name, t.dtype, linear, want.data(), count);
+                                 if (from.contains(t.name)) through(from[t.name], t.dtype, want);
+                               }
+                               if (h.dtype != t.dtype) {
+                                 std::vector<float> wide(static_cast<std::size_t>(count));
+                                 ASSERT_TRUE(model::store_values(to[t.name], t.dtype, want.data(), wide).ok());
+                                 want.resize(wide.size() * sizeof(float));
+                                 std::memcpy(want.data(), wide.data(), want.size());
+                               }
                                ASSERT_EQ(std::memcmp(want.data(), live, want.size()), 0)
                                    << t.name << " rank " << e->rank().value << " at " << linear;
                              });
