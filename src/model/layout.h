@@ -107,12 +107,15 @@ struct Recipe {
 
 // Ranks [0, world()) in `instances()` equal groups of world()/instances() consecutive ranks; a target instance is a
 // replica. Pure and immutable; safe to share between threads.
-class Layout {
+class Layout : public std::enable_shared_from_this<Layout> {
  public:
   virtual ~Layout() = default;
   virtual const Catalogue& catalogue() const = 0;
-  // The same, where it may outlive the layout; null where it may not.
-  virtual std::shared_ptr<const Catalogue> shared_catalogue() const { return nullptr; }
+  // The same, keeping the layout alive; null for a layout that no shared_ptr holds.
+  std::shared_ptr<const Catalogue> shared_catalogue() const {
+    const std::shared_ptr<const Layout> self = weak_from_this().lock();
+    return self ? std::shared_ptr<const Catalogue>(self, &catalogue()) : nullptr;
+  }
   virtual std::int64_t world() const = 0;
   virtual std::int64_t instances() const = 0;
   // Canonical digest: independent of key order and white space of any file it came from.

@@ -184,14 +184,14 @@ Status RuleLayout::build_catalogue() {
   for (std::size_t i = 0; i < order.size(); ++i) {
     ids_[order[i]] = TensorId{static_cast<std::uint32_t>(i)};
     refs_.push_back(refs[order[i]]);
-    catalogue_->tensors.push_back(std::move(tensors[order[i]]));
+    catalogue_.tensors.push_back(std::move(tensors[order[i]]));
   }
-  for (std::size_t i = 1; i < catalogue_->tensors.size(); ++i)
-    if (catalogue_->tensors[i].name == catalogue_->tensors[i - 1].name)
+  for (std::size_t i = 1; i < catalogue_.tensors.size(); ++i)
+    if (catalogue_.tensors[i].name == catalogue_.tensors[i - 1].name)
       return Error(Code::kUnsupported, "family " + std::string(config_.family->name) +
-                                           ": this configuration has two tensors named " + catalogue_->tensors[i].name)
-          .at_tensor(catalogue_->tensors[i].name);
-  catalogue_->tied = config_.ties();
+                                           ": this configuration has two tensors named " + catalogue_.tensors[i].name)
+          .at_tensor(catalogue_.tensors[i].name);
+  catalogue_.tied = config_.ties();
   return {};
 }
 
@@ -203,8 +203,8 @@ Status RuleLayout::check_dtypes() const {
         for (std::size_t m = 0; m < row.shapes.size(); ++m) {
           const int member = static_cast<int>(m);
           const std::size_t anchor = row.index(l, row.stacked() ? 0 : e, row.member_in(row.parameter_of[m]));
-          const LogicalTensor& a = catalogue_->tensors[ids_[anchor].value];
-          const LogicalTensor& b = catalogue_->tensors[ids_[row.index(l, e, member)].value];
+          const LogicalTensor& a = catalogue_.tensors[ids_[anchor].value];
+          const LogicalTensor& b = catalogue_.tensors[ids_[row.index(l, e, member)].value];
           if (a.dtype != b.dtype)
             return Error(Code::kUnsupported, spec_.side + " holds " + a.name + " (" + std::string(to_string(a.dtype)) +
                                                  ") and " + b.name + " (" + std::string(to_string(b.dtype)) +
@@ -321,7 +321,7 @@ Result<const RuleLayout::Templates*> RuleLayout::shared_templates(std::size_t ro
 
 Hash128 RuleLayout::lie_hash(const ActiveRow& row, const std::vector<Template>& made) const {
   const auto tied = [&](std::string_view name) {
-    return std::ranges::any_of(catalogue_->tied, [&](const auto& t) { return t.first == name || t.second == name; });
+    return std::ranges::any_of(catalogue_.tied, [&](const auto& t) { return t.first == name || t.second == name; });
   };
   const bool boxes = std::ranges::any_of(row.row->members, [&](const Member& m) { return tied(m.name); });
   Hasher h;
@@ -412,7 +412,7 @@ Status RuleLayout::build_slots() {
             Slot s{static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(l),    static_cast<std::int64_t>(e),
                    static_cast<int>(m),           static_cast<std::uint32_t>(copy), {}};
             const TensorId id = ids_[rows_[r].index(l, s.expert, rows_[r].member_in(m))];
-            s.dtype = catalogue_->tensors[id.value].dtype;
+            s.dtype = catalogue_.tensors[id.value].dtype;
             if (!made.rows[r]->list.empty()) s.dtype = made.rows[r]->list[m].cast.value_or(s.dtype);
             named.emplace_back(parameter_name(s), s);
           }

@@ -98,8 +98,7 @@ class RuleLayout final : public Layout {
  public:
   static Result<std::shared_ptr<const RuleLayout>> make(ModelConfig config, Spec spec, CheckpointFacts facts);
 
-  const Catalogue& catalogue() const override { return *catalogue_; }
-  std::shared_ptr<const Catalogue> shared_catalogue() const override { return catalogue_; }
+  const Catalogue& catalogue() const override { return catalogue_; }
   std::int64_t world() const override { return meshes_[0].size(); }
   std::int64_t instances() const override { return spec_.number("replicas"); }
   Hash128 digest() const override { return digest_; }
@@ -213,7 +212,7 @@ class RuleLayout final : public Layout {
   std::vector<Mesh> meshes_;  // of the model, of the experts
   std::int64_t chunks_ = 1;
   std::vector<ActiveRow> rows_;
-  std::shared_ptr<Catalogue> catalogue_ = std::make_shared<Catalogue>();  // not changed after make()
+  Catalogue catalogue_;
   std::vector<TensorId> ids_;
   std::vector<Ref> refs_;               // by TensorId
   std::vector<Slot> slots_;             // in the order of the buffer

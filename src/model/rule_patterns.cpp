@@ -154,7 +154,7 @@ Result<RuleLayout::RowShards> RuleLayout::row_shards(const ActiveRow& row) const
 
 Status RuleLayout::build_patterns() const {
   std::map<Hash128, std::uint32_t> known;
-  pattern_of_.assign(catalogue_->tensors.size(), 0);
+  pattern_of_.assign(catalogue_.tensors.size(), 0);
   for (const ActiveRow& row : rows_) {
     REFIT_ASSIGN(const RowShards made, row_shards(row));
     const auto stage_step = static_cast<std::uint32_t>(meshes_[0].step("pp"));
@@ -183,14 +183,17 @@ Status RuleLayout::build_patterns() const {
       if (fresh) patterns_.push_back(std::move(pattern));
       return at->second;
     };
+    // Neighbours of one member nearly always have the same key.
+    std::vector<decltype(mine)::const_iterator> recent(row.shapes.size(), mine.end());
     for (std::size_t l = 0; l < row.layers.size(); ++l)
       for (std::int64_t e = 0; e < row.experts; ++e)
         for (std::size_t m = 0; m < row.shapes.size(); ++m) {
           const TensorId id = ids_[row.index(l, e, static_cast<int>(m))];
           const std::size_t which =
               (row.stacks && !made.alike ? static_cast<std::size_t>(e) : 0) * row.shapes.size() + m;
-          const std::tuple key(which, catalogue_->tensors[id.value].dtype, row.spots[l].stage, by_rank ? e / each : 0);
-          auto found = mine.find(key);
+          const std::tuple key(which, catalogue_.tensors[id.value].dtype, row.spots[l].stage, by_rank ? e / each : 0);
+          auto& found = recent[m];
+          if (found == mine.end() || found->first != key) found = mine.find(key);
           if (found == mine.end())
             found = mine.emplace(key, make_pattern(which, std::get<1>(key), std::get<2>(key), std::get<3>(key))).first;
           pattern_of_[id.value] = found->second;

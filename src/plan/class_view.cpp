@@ -45,10 +45,12 @@ Result<std::optional<ClassView>> ViewBuilder::view(const TensorClass& c) {
   keys_.clear();
   slots_of_.clear();
   slot_of_.clear();
-  cell_owners_.clear();
+  cells_ = &all_cells_[{c.frame, c.target_owners}];
+  cells_->owners.resize(c.frame->cells.size());
+  cells_->known.resize(c.frame->cells.size());
   const std::int64_t most = std::int64_t{1} << planner_.position_bits();
   std::int64_t position = 0;
-  for (const DraftPiece& p : c.draft->pieces) {
+  for (const DraftPiece& p : c.draft->pieces()) {
     const std::int64_t parts = split_count(p.box, c.item, planner_.limit());
     if (position + parts > most)
       return Error(Code::kExhausted,
@@ -65,9 +67,13 @@ Result<std::optional<ClassView>> ViewBuilder::view(const TensorClass& c) {
   if (side_ == Side::kSource) {
     REFIT_TRY(add_seals());
   } else {
-    for (std::uint32_t cell = 0; cell < c.frame->cells.size(); ++cell)
-      if (std::binary_search(owners_of(cell).begin(), owners_of(cell).end(), rank_))
-        out_.needed += elements(c.frame->cells[cell].box) * c.item;
+    if (cells_->held < 0) {
+      cells_->held = 0;
+      for (std::uint32_t cell = 0; cell < c.frame->cells.size(); ++cell)
+        if (std::binary_search(owners_of(cell).begin(), owners_of(cell).end(), rank_))
+          cells_->held += elements(c.frame->cells[cell].box);
+    }
+    out_.needed = cells_->held * c.item;
   }
   return std::optional<ClassView>(std::move(out_));
 }
@@ -239,9 +245,11 @@ std::uint32_t ViewBuilder::stream(std::uint32_t sender, std::uint32_t set) {
 }
 
 const Ranks& ViewBuilder::owners_of(std::uint32_t cell) {
-  const auto [at, fresh] = cell_owners_.try_emplace(cell);
-  if (fresh) at->second = c_->frame->owners(cell, *c_->target_owners);
-  return at->second;
+  if (!cells_->known[cell]) {
+    cells_->owners[cell] = c_->frame->owners(cell, *c_->target_owners);
+    cells_->known[cell] = true;
+  }
+  return cells_->owners[cell];
 }
 
 }  // namespace refit::plan

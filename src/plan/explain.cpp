@@ -69,7 +69,7 @@ Result<std::string> landings(const Planner& p, const TensorClass& c, const Group
 Result<std::string> pieces(const Planner& p, const TensorClass& c, const Group& g) {
   const Frame& f = *c.frame;
   std::string out;
-  for (const DraftPiece& piece : c.draft->pieces) {
+  for (const DraftPiece& piece : c.draft->pieces()) {
     const Owner& sender = c.draft->sender(piece, g.ordinal);
     const Ranks& recipients = p.sets()[c.sets[piece.recipients]];
     for (const Box& box : split_box(piece.box, c.item, p.limit())) {

@@ -39,7 +39,11 @@ struct Union {
 // A side's own catalogue where the other names nothing else: names are copied only where they must be.
 std::shared_ptr<const Catalogue> as_held(const model::Layout& side, std::size_t names, const auto& tied) {
   std::shared_ptr<const Catalogue> held = side.shared_catalogue();
-  return held && held->tensors.size() == names && held->tied == tied ? held : nullptr;
+  if (!held || held->tensors.size() != names) return nullptr;
+  auto own = held->tied;
+  std::sort(own.begin(), own.end());
+  own.erase(std::unique(own.begin(), own.end()), own.end());
+  return own == tied ? held : nullptr;
 }
 
 Union unite(const model::Layout& source, const model::Layout& target) {

@@ -144,6 +144,20 @@ Result<std::uint32_t> Planner::class_for(const Group& g) {
   return number;
 }
 
+// Which expert or stage a tensor belongs to changes its owners, seldom how many they are: then the pieces are the same.
+Draft Planner::draft_of(const TensorClass& c, const OwnerTable& source, const OwnerTable& target, bool targets) {
+  const DraftInput in{*c.frame, source, target, hosts_, c.item, instance()};
+  if (targets) return make_draft(in);
+  Draft out;
+  out.owners = draft_owners(*c.frame, source);
+  std::vector<std::int64_t> key{c.item};
+  for (const auto& owners : out.owners) key.push_back(static_cast<std::int64_t>(owners.size()));
+  auto& pieces = draft_pieces_[{c.frame, std::move(key)}];
+  if (!pieces) pieces = make_draft(in).shared;
+  out.shared = pieces;
+  return out;
+}
+
 // Frame, draft and recipient sets, each shared with as many classes as its inputs allow.
 Status Planner::complete(TensorClass& c, const Key& source_key, const Key& target_key) {
   const auto& so = source_owners_.try_emplace(source_key, c.source).first->second;
@@ -169,8 +183,7 @@ Status Planner::complete(TensorClass& c, const Key& source_key, const Key& targe
     key.second.push_back(kNone);
   }
   auto draft = drafts_.find(key);
-  if (draft == drafts_.end())
-    draft = drafts_.emplace(key, make_draft({*c.frame, so, to, hosts_, c.item, instance()})).first;
+  if (draft == drafts_.end()) draft = drafts_.emplace(key, draft_of(c, so, to, targets)).first;
   c.draft = &draft->second;
   if (targets) {
     for (const Ranks& r : c.draft->sets) c.sets.push_back(sets_.intern(r));
@@ -202,7 +215,7 @@ Status Planner::choose_limit() {
   };
   for (const TensorClass& c : classes_) {
     std::map<std::uint32_t, std::vector<std::uint32_t>> turns;  // owner count -> turns that its tensors take
-    for (const DraftPiece& p : c.draft->pieces) {
+    for (const DraftPiece& p : c.draft->pieces()) {
       const auto& owners = c.draft->owners[p.owners];
       if (p.turn >= 0) {
         mark(c.sets[p.recipients], owners[static_cast<std::size_t>(p.turn)].rank);

@@ -87,6 +87,7 @@ class Planner {
   Result<std::uint32_t> class_for(const Group& g);
   Status complete(TensorClass& c, const std::vector<std::uint32_t>& source_key,
                   const std::vector<std::uint32_t>& target_key);
+  Draft draft_of(const TensorClass& c, const OwnerTable& source, const OwnerTable& target, bool targets);
   Status choose_limit();
 
   Staged staged_;
@@ -112,6 +113,7 @@ class Planner {
   std::map<Key, OwnerTable> source_owners_, target_owners_;
   std::map<std::pair<Key, Key>, Frame> frames_;
   std::map<std::pair<Key, Key>, Draft> drafts_;
+  std::map<std::pair<const Frame*, std::vector<std::int64_t>>, std::shared_ptr<const DraftPieces>> draft_pieces_;
   std::map<std::pair<const Frame*, const OwnerTable*>, std::vector<std::uint32_t>> frame_sets_;
 };
 

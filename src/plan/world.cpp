@@ -65,7 +65,7 @@ class Counter {
     auto& entries = entries_.emplace_back();
     const std::int64_t most = std::int64_t{1} << planner_.position_bits();
     std::int64_t position = 0;
-    for (const DraftPiece& p : c.draft->pieces) {
+    for (const DraftPiece& p : c.draft->pieces()) {
       Entry e;
       const std::uint32_t set = c.sets[p.recipients];
       const auto& owners = c.draft->owners[p.owners];

@@ -9,8 +9,12 @@
 #include "agent/value_stages.h"
 #include "engine/engine.h"
 #include "install/install.h"
+#include "support/expected.h"
 
 namespace refit::agent {
+
+using test::kDelta;
+using test::kMamba;
 
 inline constexpr const char* kLlama =
     R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":96,"intermediate_size":120,
@@ -21,19 +25,6 @@ inline constexpr const char* kMoe =
   "moe_intermediate_size":32,"num_experts":4,"num_experts_per_tok":2,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":2,"head_dim":8,
   "vocab_size":130,"tie_word_embeddings":false,"mlp_only_layers":[1],"decoder_sparse_step":1,"norm_topk_prob":true,"max_position_embeddings":64,
   "rms_norm_eps":1e-6,"rope_theta":10000.0,"hidden_act":"silu","torch_dtype":"bfloat16"})";
-
-// Families whose values differ between the sides: engines keep A = -exp(A_log), Megatron keeps out_norm - 1.
-inline constexpr const char* kMamba =
-    R"({"model_type":"nemotron_h","hidden_size":32,"num_hidden_layers":4,"num_attention_heads":4,
-  "num_key_value_heads":2,"head_dim":8,"vocab_size":128,"intermediate_size":64,"mamba_num_heads":8,"mamba_head_dim":8,
-  "ssm_state_size":4,"conv_kernel":4,"n_routed_experts":4,"moe_intermediate_size":16,
-  "moe_shared_expert_intermediate_size":32,"n_groups":2,"hybrid_override_pattern":"M*-E","torch_dtype":"bfloat16"})";
-inline constexpr const char* kDelta =
-    R"({"model_type":"qwen3_next","hidden_size":32,"num_hidden_layers":2,"num_attention_heads":4,
-  "num_key_value_heads":2,"head_dim":8,"intermediate_size":64,"vocab_size":128,"num_experts":4,
-  "moe_intermediate_size":16,"shared_expert_intermediate_size":16,"linear_num_key_heads":4,"linear_num_value_heads":4,
-  "linear_key_head_dim":8,"linear_value_head_dim":8,"linear_conv_kernel_dim":4,"full_attention_interval":2,
-  "tie_word_embeddings":false,"torch_dtype":"bfloat16"})";
 
 inline constexpr std::uint64_t kSeed = 42;
 
@@ -155,39 +146,15 @@ struct Stage {
     return {};
   }
 
-  // `count` logical values as they come back from storage behind a transform.
-  static void through(const std::string& value, DType dtype, std::vector<std::byte>& logical) {
-    std::vector<float> stored(logical.size() / static_cast<std::size_t>(item_size(dtype)));
-    ASSERT_TRUE(model::store_values(value, dtype, logical.data(), stored).ok());
-    ASSERT_TRUE(model::undone_values(value, dtype, stored, logical.data()).ok());
-  }
-  static std::map<std::string, std::string> values_of(const model::Layout& layout) {
-    std::map<std::string, std::string> out;
-    for (const auto& [id, value] : layout.values()) out.emplace(layout.catalogue().tensors[id.value].name, value);
-    return out;
-  }
-
   // Every live element against the same pure function that filled the trainers.
   void expect_live(std::int64_t steps, const engine::StepRule& rule) {
-    auto from = values_of(*source), to = values_of(*target);
+    const test::Expected expected(*source, *target, kSeed, rule);
     for (auto& e : engines)
       for (const model::Holding& h : e->rank_layout().holdings) {
         const model::LogicalTensor& t = target->catalogue().tensors[h.tensor.value];
         engine::for_each_run(t, h, e->regions()[h.buffer].data,
                              [&](std::int64_t linear, std::byte* live, std::int64_t count) {
-                               std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(t.dtype)));
-                               engine::initial_values(kSeed, t.name, t.dtype, linear, want.data(), count);
-                               if (from.contains(t.name)) through(from[t.name], t.dtype, want);
-                               for (std::int64_t s = 1; s <= steps; ++s) {
-                                 engine::apply_step(rule, s, t.name, t.dtype, linear, want.data(), count);
-                                 if (from.contains(t.name)) through(from[t.name], t.dtype, want);
-                               }
-                               if (h.dtype != t.dtype) {
-                                 std::vector<float> wide(static_cast<std::size_t>(count));
-                                 ASSERT_TRUE(model::store_values(to[t.name], t.dtype, want.data(), wide).ok());
-                                 want.resize(wide.size() * sizeof(float));
-                                 std::memcpy(want.data(), wide.data(), want.size());
-                               }
+                               const auto want = expected.bytes(t, h.dtype, steps, linear, count);
                                ASSERT_EQ(std::memcmp(want.data(), live, want.size()), 0)
                                    << t.name << " rank " << e->rank().value << " at " << linear;
                              });
