@@ -37,11 +37,13 @@ def choose_layout(model: str, tp: int, dp: int, ep: int, replicas: int, dtype: s
         return ruled
     described = ruled.describe()
     apart = sorted(described["values"])
-    found = differences(described, json.loads(_trace(model, tp, dp, ep, replicas, dtype, apart, timeout_s)), apart=apart)
+    text = _trace(model, tp, dp, ep, replicas, dtype, apart, timeout_s)
+    found = differences(described, json.loads(text), apart=apart)
     if found:
         shown = "; ".join(f"{name}: {why}" for name, why in sorted(found.items())[:8])
         raise MismatchError(f"the engine's loader does not do what the rules say: {shown} ({len(found)} such in all)", tensor=min(found))
-    return ruled  # the same elements at the same places, under parameters' names and with value transforms
+    # The same elements at the same places either way; only rules can name the transforms of what the trace left out.
+    return ruled if apart else Layout.from_json(text)
 
 
 def _trace(model: str, tp: int, dp: int, ep: int, replicas: int, dtype: str, leave_out: Any, timeout_s: float) -> str:
