@@ -18,10 +18,6 @@ constexpr std::int64_t kPitch = kWide + kLine;  // rows of a tile must not all m
 constexpr std::int64_t kTurn = kLine;
 constexpr std::int64_t kRowsAhead = 4;
 
-// Where the tile is digested too, rows of 64 items cost as much for their keys as for their values: twice the width.
-// Wider ones fall out of L1 before they are turned.
-constexpr std::int64_t kKeyedWide = 2 * kStripWide;
-
 constexpr std::int64_t kDirectRows = 64;  // of a strip, where the turning body streams whole lines itself; more are slower
 
 std::int64_t line_offset(const char* p) {
@@ -58,7 +54,7 @@ class TransposeMover {
     const std::int64_t first = in_head ? 0 : m_.head + (s - (m_.head > 0)) * m_.strip;
     const std::int64_t rows = in_head ? m_.head : std::min(m_.strip, m_.rows.extent - first);
     const bool direct = m_.direct && line_offset(at.dst() + first * m_.item) == 0;
-    const std::int64_t wide = (!direct ? kWide : loops_.keys == nullptr ? kStripWide : kKeyedWide) / m_.item;
+    const std::int64_t wide = (direct ? kStripWide : kWide) / m_.item;
     // First column block up to a line border of the source, so that each later one reads whole lines.
     const std::int64_t past = line_offset(at.src());
     std::int64_t take = past % m_.item == 0 ? wide - past / m_.item : wide;
@@ -92,10 +88,8 @@ class TransposeMover {
 
   void tile(const Odometer& at, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t columns, bool direct) {
     Prefetch ahead;
-    const bool keyed = loops_.keys != nullptr;
-    if (large_)
-      ahead = direct ? Prefetch{keyed ? kKeyedWide : kStripWide, false} : Prefetch{kRowsAhead * m_.rows.src, true};
-    const std::int64_t pitch = !direct ? kPitch : keyed ? kKeyedWide : kStripPitch;
+    if (large_) ahead = direct ? Prefetch{kStripWide, false} : Prefetch{kRowsAhead * m_.rows.src, true};
+    const std::int64_t pitch = direct ? kStripPitch : kPitch;
     ops_.copy_rows({.dst = packed_,
                     .dst_pitch = pitch,
                     .src = at.src() + r * m_.rows.src + c * m_.item,
@@ -104,7 +98,7 @@ class TransposeMover {
                     .bytes = columns * m_.item,
                     .stream = false,
                     .prefetch = ahead});
-    if (keyed)
+    if (loops_.keys != nullptr)
       keyer_.digest(
           ops_, out_.acc, at,
           {.row = r, .rows = rows, .column = c, .n = columns, .data = packed_, .pitch = pitch, .prefetch = {}});
