@@ -13,12 +13,12 @@ namespace refit::test {
 
 // Engines keep A = -exp(A_log), Megatron keeps out_norm - 1.
 inline constexpr const char* kMamba =
-    R"({"model_type":"nemotron_h","hidden_size":32,"num_hidden_layers":4,"num_attention_heads":4,
+    R"({"model_type":"nemotron_h","hidden_size":32,"num_hidden_layers":5,"num_attention_heads":4,
   "num_key_value_heads":2,"head_dim":8,"vocab_size":128,"intermediate_size":64,"mamba_num_heads":8,"mamba_head_dim":8,
   "ssm_state_size":4,"conv_kernel":4,"n_routed_experts":4,"moe_intermediate_size":16,
-  "moe_shared_expert_intermediate_size":32,"n_groups":2,"hybrid_override_pattern":"M*-E","torch_dtype":"bfloat16"})";
+  "moe_shared_expert_intermediate_size":32,"n_groups":2,"hybrid_override_pattern":"M*M-E","torch_dtype":"bfloat16"})";
 inline constexpr const char* kDelta =
-    R"({"model_type":"qwen3_next","hidden_size":32,"num_hidden_layers":2,"num_attention_heads":4,
+    R"({"model_type":"qwen3_next","hidden_size":32,"num_hidden_layers":4,"num_attention_heads":4,
   "num_key_value_heads":2,"head_dim":8,"intermediate_size":64,"vocab_size":128,"num_experts":4,
   "moe_intermediate_size":16,"shared_expert_intermediate_size":16,"linear_num_key_heads":4,"linear_num_value_heads":4,
   "linear_key_head_dim":8,"linear_value_head_dim":8,"linear_conv_kernel_dim":4,"full_attention_interval":2,
