@@ -60,7 +60,7 @@ test-wheel: deps ## the wheel, built and installed in an environment of its own
 	scripts/test_wheel.sh
 
 bench: build ## figures, each beside its ceiling of the same run
-	@for b in shm gather digest delta plan; do build/release/cli/refit bench $$b; done
+	@for b in shm gather digest delta plan transpose; do build/release/cli/refit bench $$b; done
 
 check-gpu: ## runs the GPU checks, or says what they lack
 	@scripts/check_gpu.sh

@@ -79,13 +79,21 @@ class Travelling : public model::Layout {
 // The source with its results in a last buffer: shard after shard of those tensors, row-major in the wire's dtype.
 class StagedSource final : public Travelling {
  public:
-  StagedSource(const model::Layout& inner, const std::vector<Staging>& tensors) : Travelling(inner, tensors, true) {
+  // `rule_buffers`: of each rank, where rules made the layout.
+  StagedSource(const model::Layout& inner, const std::vector<Staging>& tensors, std::uint32_t rule_buffers)
+      : Travelling(inner, tensors, true), rule_buffers_(rule_buffers) {
     for (const Staging& s : tensors)
       if (s.runs()) staged_.push_back(s);
     std::sort(staged_.begin(), staged_.end(), [](const Staging& a, const Staging& b) { return a.source < b.source; });
   }
 
   Result<std::vector<ValueStage>> stages(Rank rank, const model::Catalogue& plan) const {
+    REFIT_ASSIGN(const model::RankLayout own, inner_.expand(rank));
+    REFIT_ASSIGN(const std::uint32_t planned, buffers(rank));
+    if (value_buffer(own) != planned)
+      return Error(Code::kUnsupported, "rank " + std::to_string(rank.value) + " has " +
+                                           std::to_string(own.buffers.size()) + " buffers, rank 0 has " +
+                                           std::to_string(planned) + ": value stages need as many on each");
     std::int64_t bytes = 0;
     std::vector<ValueStage> out;
     for (const Shard& s : shards_of(rank, bytes)) {
@@ -203,14 +211,15 @@ class StagedSource final : public Travelling {
   const model::Pattern& stored(std::uint32_t tensor) const {
     return inner_.patterns()[inner_.pattern_of()[tensor]];
   }
-  // Layouts from rules keep one buffer on every rank; explicit ones have their ranks at hand.
+  // Layouts from rules have as many on every rank (stages() looks at its own); explicit ones have their ranks at hand.
   Result<std::uint32_t> buffers(Rank rank) const {
-    if (inner_.recipe()) return 1u;
+    if (inner_.recipe()) return rule_buffers_;
     REFIT_ASSIGN(const model::RankLayout held, inner_.expand(rank));
     return value_buffer(held);
   }
 
   std::vector<Staging> staged_;  // by source tensor
+  std::uint32_t rule_buffers_;
 };
 
 using NamedValues = std::map<std::string, std::string, std::less<>>;
@@ -259,7 +268,12 @@ Result<Staged> stage_values(const model::Layout& source, const model::Layout& ta
     if (!staging.apply.empty()) staging.wire = DType::kF32;  // as transforms store
     out.tensors.push_back(std::move(staging));
   }
-  out.source = std::make_shared<StagedSource>(source, out.tensors);
+  std::uint32_t buffers = 0;
+  if (source.recipe()) {
+    REFIT_ASSIGN(const model::RankLayout first, source.expand(Rank(0)));
+    buffers = static_cast<std::uint32_t>(first.buffers.size());
+  }
+  out.source = std::make_shared<StagedSource>(source, out.tensors, buffers);
   out.target = std::make_shared<Travelling>(target, out.tensors, false);
   return out;
 }
