@@ -47,6 +47,7 @@ test-vllm: build $(MODEL_DIR)/config.json ## a real vLLM engine takes weights fr
 	.cache/venv-live/bin/python tests/vllm/serve.py $(MODEL_DIR) build/release
 	.cache/venv-live/bin/python tests/vllm/tiny.py build/release qwen3 2
 	.cache/venv-live/bin/python tests/vllm/tiny.py build/release qwen3_moe 2
+	.cache/venv-live/bin/python tests/vllm/tiny.py build/release qwen3 2 traced
 	.cache/venv-live/bin/python tests/vllm/rl_loop.py build/release
 
 test-torch: build ## the Python package with real torch trainers (a venv of 4 GB, made once)
@@ -59,7 +60,7 @@ test-wheel: deps ## the wheel, built and installed in an environment of its own
 	scripts/test_wheel.sh
 
 bench: build ## figures, each beside its ceiling of the same run
-	@for b in shm gather digest delta plan; do build/release/cli/refit bench $$b; done
+	@for b in shm gather digest delta plan transpose; do build/release/cli/refit bench $$b; done
 
 check-gpu: ## runs the GPU checks, or says what they lack
 	@scripts/check_gpu.sh

@@ -42,6 +42,12 @@ plan::Options options_of(const PlanCase& c) {
   return out;
 }
 
+// Which rows: all, or those whose name begins with one of the words given.
+bool wanted(const Options& options, const std::string& row) {
+  return options.arguments.empty() ||
+         std::ranges::any_of(options.arguments, [&](const std::string& a) { return row.starts_with(a); });
+}
+
 Row seconds(std::string name, double value, std::string note) {
   return {std::move(name), value, "s", std::nullopt, std::nullopt, std::move(note)};
 }
@@ -67,6 +73,7 @@ Status bench_layouts(const Options& options, std::vector<Row>& rows) {
   for (const LayoutCase& c : kLayouts) {
     REFIT_ASSIGN(const std::string config, model::builtin_config(c.model));
     for (const bool all : {false, true}) {
+      if (!wanted(options, std::string(c.name) + (all ? ".world" : ".rank"))) continue;
       std::vector<double> times;
       for (int i = 0; i < options.repeats; ++i) {
         const std::int64_t start = monotonic_ns();
@@ -93,6 +100,8 @@ Result<std::vector<Row>> bench_plan(const Options& options) {
     const std::string what = std::string(c.from) + " -> " + c.to;
     if (c.rank) {
       for (const plan::Side side : {plan::Side::kTarget, plan::Side::kSource}) {
+        const std::string name = std::string(c.name) + (side == plan::Side::kTarget ? ".rank" : ".source_rank");
+        if (!wanted(options, name)) continue;
         std::int64_t bytes = 0;
         REFIT_ASSIGN(const double t,
                      timed(c, options.repeats, [&](const model::Layout& source, const model::Layout& target) -> Status {
@@ -102,10 +111,10 @@ Result<std::vector<Row>> bench_plan(const Options& options) {
                        return {};
                      }));
         if (bytes == 0) return Error(Code::kInternal, std::string(c.name) + ": rank 0 moves nothing");
-        rows.push_back(
-            seconds(std::string(c.name) + (side == plan::Side::kTarget ? ".rank" : ".source_rank"), t, what));
+        rows.push_back(seconds(name, t, what));
       }
     }
+    if (!wanted(options, std::string(c.name) + ".world")) continue;
     REFIT_ASSIGN(
         const double t,
         timed(c, c.rank ? options.repeats : 1, [&](const model::Layout& source, const model::Layout& target) -> Status {
@@ -120,7 +129,8 @@ Result<std::vector<Row>> bench_plan(const Options& options) {
 }
 
 const Registration r("plan",
-                     "Layouts from rules, and plans between them: one rank's own, the world's, 10,000 + 10,000 ranks",
+                     "Layouts from rules, and plans between them: one rank's own, the world's, 10,000 + 10,000 ranks: "
+                     "[BEGINNING OF ROW…]",
                      bench_plan);
 
 }  // namespace

@@ -64,7 +64,7 @@ struct Converted {
 
 Result<Converted> converted(const ConvertArgs& args) {
   REFIT_ASSIGN(plan::Options options, args.sizes.options());
-  options.values = true;
+  options.values = plan::Values::kOutside;
   REFIT_ASSIGN(const std::int64_t shard_bytes, parse_bytes(args.shard_bytes, "--shard-bytes"));
   REFIT_TRY(check_out(args.out));
   const bool checkpoint = args.from == "hf" || args.from.starts_with("hf:");

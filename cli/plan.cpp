@@ -35,6 +35,17 @@ Result<std::pair<LayoutPtr, LayoutPtr>> layouts(const PlanArgs& a) {
   return std::pair(std::move(source), std::move(target));
 }
 
+nlohmann::json transforms_json(const plan::World& w) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const plan::Transform& t : w.transforms)
+    out.push_back({{"tensor", w.catalogue->tensors[t.tensor.value].name},
+                   {"undo", t.undo.empty() ? nlohmann::json() : nlohmann::json(t.undo)},
+                   {"apply", t.apply.empty() ? nlohmann::json() : nlohmann::json(t.apply)},
+                   {"at", "source"},
+                   {"wire", to_string(w.catalogue->tensors[t.tensor.value].dtype)}});
+  return out;
+}
+
 // Written link by link: the matrix of thousands of hosts does not become a document in memory.
 void print_json(const plan::World& w, double seconds) {
   nlohmann::json out{{"ok", true},
@@ -50,6 +61,7 @@ void print_json(const plan::World& w, double seconds) {
                      {"bound_bytes", w.bound_bytes},
                      {"bucket_limit", w.bucket_limit},
                      {"unwanted", w.unwanted},
+                     {"transforms", transforms_json(w)},
                      {"links_by", w.by_host ? "host" : "rank"}};
   std::string head = out.dump();
   head.pop_back();
@@ -79,6 +91,7 @@ void print_table(const plan::World& w, const model::Layout& source, const model:
              human_bytes(w.bucket_limit));
   fmt::print("  {:<14} {} ({} bytes): the most that one rank must send or receive\n", "bound",
              human_bytes(w.bound_bytes), w.bound_bytes);
+  if (const std::string stages = plan::describe_stages(w); !stages.empty()) fmt::print("  {:<14} {}\n", "stages", stages);
   if (!w.unwanted.empty())
     fmt::print("  {:<14} {} tensors, e.g. {}\n", "unwanted", w.unwanted.size(), w.unwanted.front());
   fmt::print("  {:<14} {:.3f} s\n", "planned in", seconds);
@@ -93,7 +106,7 @@ void print_table(const plan::World& w, const model::Layout& source, const model:
 
 Status run(const PlanArgs& args, const Context& context) {
   REFIT_ASSIGN(plan::Options options, args.sizes.options());
-  options.values = true;  // a plan without data runs nothing
+  options.values = plan::Values::kStages;
   const std::int64_t start = monotonic_ns();
   REFIT_ASSIGN(const auto sides, layouts(args));
   if (!args.explain.empty()) {

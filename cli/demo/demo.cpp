@@ -95,6 +95,7 @@ class Demo {
                     .staging_bytes = options_.staging_bytes,
                     .partial = false,
                     .files = false,
+                    .values = plan::Values::kStages,
                     .allow_cast = options_.allow_cast};
     REFIT_ASSIGN(world_, plan::make_world(*source_, *target_, p));
     REFIT_ASSIGN(const MemoryBill bill, make_bill(options_, *source_, *target_));
@@ -103,6 +104,7 @@ class Demo {
     say(fmt::format("plan: {} needed, {} moved, {} segments in {} buckets, coverage {:.1f}, id {}",
                     human_bytes(world_.bytes_needed), human_bytes(world_.bytes_moved), world_.segments, world_.buckets,
                     world_.coverage, world_.id.hex().substr(0, 12)));
+    if (const std::string stages = plan::describe_stages(world_); !stages.empty()) say("stages: " + stages);
     say(bill.to_string());
     bill_ = bill;
     if (bill.total() > bill.have)

@@ -17,6 +17,7 @@ namespace refit::cli {
 namespace {
 
 constexpr const char* kModel = "llama-3.1-8b@layers=1";  // random weights, 2.5 GB in bf16
+constexpr const char* kDense = "llama-3.2-1b@layers=4";  // 1 GB, nearly all of it transposed but the embedding
 constexpr int kWarmUp = 2;                               // the first version proves and touches every page
 
 // When the coordinator saw each step of the round in hand.
@@ -114,7 +115,9 @@ Result<std::vector<bench::Row>> measure(
   REFIT_ASSIGN(const ModelSource model, ModelSource::open(d.model));
   REFIT_ASSIGN(const auto source, model.layout(d.source));
   REFIT_ASSIGN(const auto target, model.layout(d.target));
-  REFIT_ASSIGN(const plan::World world, plan::make_world(*source, *target, plan::Options{}));
+  plan::Options stages;
+  stages.values = plan::Values::kStages;
+  REFIT_ASSIGN(const plan::World world, plan::make_world(*source, *target, stages));
   REFIT_ASSIGN(const MemoryBill bill, make_bill(d, *source, *target));
   const Ceiling best = make(d, static_cast<std::size_t>(source->world()), static_cast<std::size_t>(target->world()));
   const std::int64_t ceiling_bytes = std::min<std::int64_t>(world.bytes_needed, 1 << 30);
@@ -210,6 +213,32 @@ Result<std::vector<bench::Row>> bench_tcp(const bench::Options& options) {
   return rows;
 }
 
+// A whole dense model whose tensors JAX keeps transposed, between two processes: plan, seal, staging and digests, one
+// thread at the target, beside copying as many bytes.
+Result<std::vector<bench::Row>> bench_transpose(const bench::Options& options) {
+  DemoOptions d;
+  d.transport = "shm";
+  d.model = options.arguments.empty() ? kDense : options.arguments[0];
+  d.threads = 1;
+  std::vector<bench::Row> rows;
+  for (const auto& [from, to] : {std::pair("hf", "jax"), std::pair("jax", "hf")}) {
+    d.source = from;
+    d.target = to;
+    const std::string name = std::string("transpose.") + from + "-" + to;
+    REFIT_ASSIGN(const std::vector<bench::Row> all,
+                 measure(d, name, options.repeats, [](const DemoOptions&, std::size_t, std::size_t) -> Ceiling {
+                   return {"copy by 1 thread, memfd to arena",
+                           [](std::int64_t bytes) { return copy_seconds(1, bytes, 1); }};
+                 }));
+    for (const bench::Row& r : all)
+      if (r.name == name || r.name == name + ".transfer" || r.name == name + ".bytes") rows.push_back(r);
+  }
+  return rows;
+}
+
+const bench::Registration transpose(
+    "transpose", "A dense model between Hugging Face's and JAX's layout, shared memory, one thread: [MODEL]",
+    bench_transpose);
 const bench::Registration shm("shm", "Dense refit between real processes over shared memory: [MODEL [SOURCE [TARGET]]]",
                               bench_shm);
 const bench::Registration tcp("tcp", "Dense refit between real processes over TCP: [MODEL [SOURCE [TARGET]]]",

@@ -166,7 +166,9 @@ nlohmann::json report_of(Process& p) {
 nlohmann::json check_of(Process& p) {
   const Version v = p.engine->version();
   if (v.number == 0) return {{"ok", false}, {"error", "no version is installed"}};
-  const Result<Witness> w = compare_live(p.model, p.options.seed, p.rule, v.step, *p.engine);
+  const Result<std::shared_ptr<const model::Layout>> trainer = p.model.layout(p.options.source_spec);
+  if (!trainer.ok()) return {{"ok", false}, {"version", v.number}, {"error", trainer.error().to_string()}};
+  const Result<Witness> w = compare_live(p.model, p.options.seed, p.rule, v.step, *p.engine, trainer->get());
   if (!w.ok()) return {{"ok", false}, {"version", v.number}, {"error", w.error().to_string()}};
   return {{"ok", true}, {"version", v.number}, {"step", v.step}, {"bytes", w->bytes}};
 }

@@ -2,6 +2,8 @@
 
 #include <cstring>
 #include <filesystem>
+#include <map>
+#include <vector>
 
 namespace refit::cli {
 
@@ -58,27 +60,70 @@ void ModelSource::read(const model::LogicalTensor& tensor, std::uint64_t seed, s
               static_cast<std::size_t>(count * item));
 }
 
+namespace {
+
+// Name of a tensor -> the transform that a layout stores it through.
+std::map<std::string, std::string> values_of(const model::Layout& layout) {
+  std::map<std::string, std::string> out;
+  for (const auto& [tensor, value] : layout.values()) out.emplace(layout.catalogue().tensors[tensor.value].name, value);
+  return out;
+}
+
+std::string value_in(const std::map<std::string, std::string>& values, const std::string& tensor) {
+  const auto at = values.find(tensor);
+  return at == values.end() ? std::string() : at->second;
+}
+
+// Logical values as they come back from storage behind a transform.
+Status through(const std::string& value, DType dtype, std::vector<std::byte>& logical) {
+  if (value.empty()) return {};
+  std::vector<float> stored(logical.size() / static_cast<std::size_t>(item_size(dtype)));
+  REFIT_TRY(model::store_values(value, dtype, logical.data(), stored));
+  return model::undone_values(value, dtype, stored, logical.data());
+}
+
+}  // namespace
+
 Result<Witness> compare_live(const ModelSource& model, std::uint64_t seed, const engine::StepRule& rule,
-                             std::int64_t steps, engine::ReferenceEngine& engine) {
+                             std::int64_t steps, engine::ReferenceEngine& engine, const model::Layout* trainer) {
   Witness out;
   std::vector<std::byte> expected;
+  std::vector<float> values;
+  const auto stored_by_trainer = trainer ? values_of(*trainer) : std::map<std::string, std::string>();
+  const auto stored_by_engine = values_of(*engine.layout());
   const model::RankLayout& rank = engine.rank_layout();
   for (const model::Holding& h : rank.holdings) {
     const model::LogicalTensor& tensor = engine.layout()->catalogue().tensors[h.tensor.value];
-    if (h.dtype != tensor.dtype)
+    const std::string from = value_in(stored_by_trainer, tensor.name), to = value_in(stored_by_engine, tensor.name);
+    const bool wide = h.dtype == DType::kF32 && tensor.dtype == DType::kBF16;
+    if (h.dtype != tensor.dtype && !wide)
       return Error(Code::kUnsupported, "the witness compares storage in the tensor's own dtype").at_tensor(tensor.name);
-    const std::int64_t item = item_size(tensor.dtype);
+    const std::int64_t item = item_size(tensor.dtype), stored = item_size(h.dtype);
     std::int64_t wrong = -1;
+    Status failed;
+    const auto expect = [&](std::int64_t linear, std::int64_t count) -> Status {
+      expected.resize(static_cast<std::size_t>(count * item));
+      model.read(tensor, seed, linear, expected.data(), count);
+      REFIT_TRY(through(from, tensor.dtype, expected));
+      for (std::int64_t s = 1; s <= steps; ++s) {
+        engine::apply_step(rule, s, tensor.name, tensor.dtype, linear, expected.data(), count);
+        REFIT_TRY(through(from, tensor.dtype, expected));
+      }
+      if (to.empty() && !wide) return {};
+      values.resize(static_cast<std::size_t>(count));
+      REFIT_TRY(model::store_values(to, tensor.dtype, expected.data(), values));
+      expected.resize(static_cast<std::size_t>(count * stored));
+      std::memcpy(expected.data(), values.data(), expected.size());
+      return {};
+    };
     engine::for_each_run(tensor, h, engine.regions()[h.buffer].data,
                          [&](std::int64_t linear, std::byte* live, std::int64_t count) {
-                           if (wrong >= 0) return;
-                           expected.resize(static_cast<std::size_t>(count * item));
-                           model.read(tensor, seed, linear, expected.data(), count);
-                           for (std::int64_t s = 1; s <= steps; ++s)
-                             engine::apply_step(rule, s, tensor.name, tensor.dtype, linear, expected.data(), count);
-                           if (std::memcmp(expected.data(), live, expected.size()) != 0) wrong = linear;
-                           out.bytes += count * item;
+                           if (wrong >= 0 || !failed.ok()) return;
+                           failed = expect(linear, count);
+                           if (failed.ok() && std::memcmp(expected.data(), live, expected.size()) != 0) wrong = linear;
+                           out.bytes += count * stored;
                          });
+    REFIT_TRY(failed);
     if (wrong >= 0)
       return Error(Code::kCorrupt, "live bytes differ from the checkpoint plus " + std::to_string(steps) +
                                        " steps in the run that starts at element " + std::to_string(wrong))

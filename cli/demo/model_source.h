@@ -37,8 +37,10 @@ struct Witness {
   std::int64_t bytes = 0;
 };
 // An independent reading: the checkpoint's own bytes plus the same steps, compared byte for byte with what lies live at
-// the places the rank's layout names. kCorrupt naming tensor and element.
+// the places the rank's layout names, through the engine's value transforms. `trainer`: its layout, whose transforms
+// round what each step leaves; null where that is not known. kCorrupt naming tensor and element.
 Result<Witness> compare_live(const ModelSource& model, std::uint64_t seed, const engine::StepRule& rule,
-                             std::int64_t steps, engine::ReferenceEngine& engine);
+                             std::int64_t steps, engine::ReferenceEngine& engine,
+                             const model::Layout* trainer = nullptr);
 
 }  // namespace refit::cli

@@ -122,6 +122,26 @@ class Layout:
         """Pairs of names that are one tensor."""
         return [tuple(pair) for pair in self._native.tied()]
 
+    def describe(self) -> dict[str, Any]:
+        """Everything as plain values, rank by rank: "tensors", "ranks" (each with "buffers", "holdings", and "parameters" where
+        rules made the layout), and "values": tensor -> the transform that its stored values went through."""
+        ranks = []
+        for r in range(self.world):
+            info = self._native.rank(r)
+            ranks.append(
+                {
+                    "rank": r,
+                    "buffers": {b.name: {"bytes": b.bytes} for b in info.buffers},
+                    "holdings": [
+                        {"tensor": h.tensor, "box": [list(i) for i in h.box], "buffer": h.buffer, "offset": h.offset, "strides": list(h.strides), "dtype": h.dtype, **({"view": h.view} if h.view else {})}
+                        for h in info.holdings
+                    ],
+                    "parameters": [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "buffer": p.buffer, "offset": p.offset} for p in info.parameters],
+                }
+            )
+        recipe = json.loads(self.to_json()).get("recipe", {})
+        return {"tensors": {n: {"shape": list(s), "dtype": d} for n, (s, d) in self.tensors.items()}, "ranks": ranks, "values": recipe.get("values", {})}
+
     def buffers(self, rank: int) -> dict[str, int]:
         """Buffers of a rank: name -> bytes."""
         return {b.name: b.bytes for b in self._native.rank(rank).buffers}

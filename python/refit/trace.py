@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Holding", "Trace", "TraceError", "WithoutMemory", "trace", "layout_of", "boxes_of"]
+__all__ = ["Holding", "Trace", "TraceError", "WithoutMemory", "trace", "layout_of", "boxes_of", "differences"]
 
 aten = torch.ops.aten
 
@@ -500,8 +500,8 @@ def layout_of(ranks: Sequence[Trace], checkpoint: Mapping[str, tuple[Sequence[in
     Raises TraceError when a trace has problems: a layout with gaps would be taken for a whole one."""
     for rank, found in enumerate(ranks):
         if found.problems:
-            name, why = next(iter(sorted(found.problems.items())))
-            raise TraceError(f"rank {rank}: {name}: {why} ({len(found.problems)} such in all)")
+            shown = [f"{name}: {why}" for name, why in sorted(found.problems.items())[:8]]
+            raise TraceError(f"rank {rank}: {'; '.join(shown)} ({len(found.problems)} such in all)")
     out = {"tensors": {n: {"shape": list(s), "dtype": DTYPES[d]} for n, (s, d) in sorted(checkpoint.items())}, "ranks": [], "tied": [list(t) for t in tied]}
     for rank, found in enumerate(ranks):
         one = {"rank": rank, "buffers": {}, "holdings": []}
@@ -520,3 +520,81 @@ def layout_of(ranks: Sequence[Trace], checkpoint: Mapping[str, tuple[Sequence[in
             one["holdings"].append(entry)
         out["ranks"].append(one)
     return out
+
+
+def differences(ruled: dict, traced: dict, *, apart: Iterable[str] = ()) -> dict[str, str]:
+    """Where a rule-made layout and a traced one disagree: {tensor or parameter: why}; empty where every element of every
+    parameter is the same one in both, however their boxes are cut.
+
+    ruled: {"tensors": {…}, "ranks": [{"rank", "holdings", "parameters": [{"name", "shape", "dtype", "buffer", "offset"}]}]}, as
+    Layout.describe() gives; traced: of layout_of(). Tensors in `apart` (value transforms of the rules, which a trace cannot
+    follow) are left out."""
+    out: dict[str, str] = {}
+    apart = set(apart)
+    for name in sorted(ruled["tensors"].keys() | traced["tensors"].keys()):
+        a, b = (side["tensors"].get(name) for side in (ruled, traced))
+        if a != b:
+            out[name] = f"the rules have {a}, the trace {b}"
+    if out:
+        return out
+    shapes = {n: t["shape"] for n, t in ruled["tensors"].items()}
+    dtypes = {n: t["dtype"] for n, t in ruled["tensors"].items()}
+    if len(ruled["ranks"]) != len(traced["ranks"]):
+        return {"": f"the rules have {len(ruled['ranks'])} ranks, the trace {len(traced['ranks'])}"}
+    for a, b in zip(ruled["ranks"], traced["ranks"]):
+        _rank_differences(_by_parameter(a, shapes, dtypes, apart), _by_parameter(b, shapes, dtypes, apart), f"rank {b['rank']}", out)
+    return out
+
+
+def _by_parameter(rank, shapes, dtypes, apart):
+    """{parameter: (dtype, [Write])}: a layout's holdings as writes into its parameters, in elements. Without parameters each
+    buffer is one."""
+    places = sorted((p["buffer"], p["offset"], p["name"]) for p in rank.get("parameters", []))
+    out = {}
+    for h in rank["holdings"]:
+        if h["tensor"] in apart or any(lo == hi for lo, hi in h["box"]):
+            continue
+        name, begin = h["buffer"], 0
+        if places:
+            _, begin, name = max(p for p in places if p[0] == h["buffer"] and p[1] <= h["offset"])
+        shape, dtype = shapes[h["tensor"]], h.get("dtype") or dtypes[h["tensor"]]
+        item = next(d for d, n in DTYPES.items() if n == dtype).itemsize
+        steps, pitch = [], 1  # elements of the tensor per step of each factor, innermost first
+        for digit in reversed([r for axis in h.get("view") or [[n] for n in shape] for r in axis]):
+            steps.insert(0, pitch)
+            pitch *= digit
+        source = sum(lo * s for (lo, _), s in zip(h["box"], steps))
+        counts = tuple(hi - lo for lo, hi in h["box"])
+        write = Write((h["offset"] - begin) // item, counts, tuple(s // item for s in h["strides"]), h["tensor"], source, tuple(steps))
+        out.setdefault(name, (dtype, []))[1].append(write)
+    return out
+
+
+def _rank_differences(ruled, traced, where, out) -> None:
+    for name in sorted(ruled.keys() | traced.keys()):
+        if name not in ruled or name not in traced:
+            out.setdefault(name, f"{where}: only {'the rules' if name in ruled else 'the trace'} put anything into this parameter")
+            continue
+        (dtype, mine), (other, theirs) = ruled[name], traced[name]
+        if dtype != other:
+            out.setdefault(name, f"{where}: stored as {dtype} by the rules, as {other} by the trace")
+            continue
+        elements = [sum(math.prod(w.counts) for w in ws) for ws in (mine, theirs)]
+        if elements[0] != elements[1]:
+            out.setdefault(mine[0].tensor, f"{where}: the rules put {elements[0]} elements into {name}, the trace {elements[1]}")
+            continue
+        store = Store(max(w.last() for w in mine) + 1)
+        for w in mine:
+            store.write(w)
+        for w in theirs:
+            if any(_elsewhere(w, first, counts, part) for first, counts, part in store.pieces(w.offset, w.counts, w.strides)):
+                out.setdefault(w.tensor, f"{where}: the rules and the trace put other elements into {name}")
+                break
+
+
+def _elsewhere(w: Write, first, counts, part: Write | None) -> bool:
+    """Is `part` of a rule-made parameter anything but the elements of `w` from index `first` on?"""
+    if part is None or part.tensor != w.tensor:
+        return True
+    begin = w.source_offset + sum(f * s for f, s in zip(first, w.source_strides))
+    return part.source_offset != begin or any(n > 1 and a != b for n, a, b in zip(counts, part.source_strides, w.source_strides))

@@ -91,3 +91,52 @@ def trace_ranks(directory, tp=1, dp=1, dtype="bfloat16", expert_parallel=False):
         with engine.as_rank(rank):
             out.append(tracing.trace(engine.build, checkpoint))
     return out, checkpoint
+
+
+def layout(directory, tp=1, dp=1, dtype="bfloat16", expert_parallel=False, replicas=1, leave_out=()):
+    """The layout file of `replicas` equal engines, rank by rank, traced from the engine's own loader. `leave_out`: tensors
+    that may be computed or looked at on the way, because somebody else answers for them. TraceError names all others."""
+    from . import trace as tracing
+
+    found, checkpoint = trace_ranks(directory, tp, dp, dtype, expert_parallel)
+    for one in found:
+        for name in leave_out:
+            one.problems.pop(name, None)
+        one.holdings = [h for h in one.holdings if h.tensor not in set(leave_out)]
+    out = tracing.layout_of(found, checkpoint)
+    own = out["ranks"]
+    out["ranks"] = [dict(rank, rank=i * len(own) + rank["rank"]) for i in range(replicas) for rank in own]
+    if replicas > 1:
+        out["instances"] = replicas
+    return out
+
+
+def main():
+    """python -m refit.trace_vllm MODEL --out FILE [--tp N] [--dp N] [--expert-parallel] [--dtype T] [--replicas N] [--leave-out NAME …]
+
+    A process of its own: tracing plays all ranks, for which a running engine's own process is no place."""
+    import argparse
+    import sys
+
+    parser = argparse.ArgumentParser(prog="refit.trace_vllm", description="Traces where a checkpoint lands on each rank of a vLLM engine")
+    parser.add_argument("model")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--dp", type=int, default=1)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--expert-parallel", action="store_true")
+    parser.add_argument("--leave-out", nargs="*", default=[])
+    a = parser.parse_args()
+    from . import trace as tracing
+
+    try:
+        made = layout(a.model, a.tp, a.dp, a.dtype, a.expert_parallel, a.replicas, a.leave_out)
+    except (tracing.TraceError, ValueError, OSError) as e:
+        sys.exit(f"cannot trace: {e}")
+    with open(a.out, "w") as f:
+        json.dump(made, f)
+
+
+if __name__ == "__main__":
+    main()

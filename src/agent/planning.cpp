@@ -27,6 +27,7 @@ Result<Planned> make_planned(const wire::Configure& configure, const MemberName&
   REFIT_ASSIGN(out.target, model::read_layout(to_text(configure.target_layout)));
   REFIT_ASSIGN(JobOptions options, options_from_json(configure.options_json));
   out.options = std::move(options.plan);
+  out.options.values = plan::Values::kStages;
   out.encode = options.encode;
   out.options.staging_bytes = std::min(
       out.options.staging_bytes, configure.staging_bytes > 0 ? configure.staging_bytes : out.options.staging_bytes);

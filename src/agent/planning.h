@@ -18,6 +18,10 @@ struct Planned {
   plan::Options options;
   Encode encode = Encode::kRaw;
   plan::RankPlan plan;
+  // Of a source rank's lent regions: the buffers of its layout, and the value buffer where stages run.
+  std::size_t lent_buffers(const model::RankLayout& rank) const {
+    return rank.buffers.size() + (plan.transforms.empty() ? 0 : 1);
+  }
   std::vector<wire::RosterEntry> roster;
   std::vector<transport::Peer> peers;         // the other side's members
   std::vector<std::uint32_t> member_of_rank;  // of the other side's layout ranks

@@ -7,8 +7,8 @@
 namespace refit::agent {
 
 Sealer::Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed,
-               const kernel::Exec& exec)
-    : plan_(plan), regions_(regions.begin(), regions.end()), exec_(exec) {
+               const kernel::Exec& exec, const plan::Options* options)
+    : plan_(plan), regions_(regions.begin(), regions.end()), exec_(exec), options_(options) {
   const std::vector<model::LogicalTensor>& tensors = plan.catalogue->tensors;
   key_of_tensor_.assign(tensors.size(), ~0u);
   for (const plan::Piece& p : plan.pieces)
@@ -59,8 +59,18 @@ Status Sealer::scan(std::size_t count, std::vector<kernel::Digest>& out) {
     scanned_bytes_ += n;
   }
   out.assign(count, {});
-  kernel::run(exec_, jobs_, out);  // a lossy cast is judged by the side that writes
-  return {};
+  return judge(kernel::run(exec_, jobs_, out));
+}
+
+// All at once, before anything is sent: a target would meet them bucket by bucket.
+Status Sealer::judge(std::span<const kernel::Inexact> casts) const {
+  if (options_ == nullptr) return {};
+  kernel::LossyCasts lossy;
+  for (const kernel::Inexact& i : casts)
+    if (const std::string& name = names_[places_[i.job].tensor.value]; !plan::cast_allowed(*options_, name))
+      lossy.add(name);
+  if (lossy.empty()) return {};
+  return lossy.error("the cast from the trainer's storage to what travels").at_stage("seal");
 }
 
 Result<Seal> Sealer::seal(bool groups) {

@@ -26,11 +26,13 @@ struct Seal {
 // Digests each distinct box once, in one pass over the lent bytes. *thread-compatible*; keeps what it sealed last.
 class Sealer {
  public:
-  // `regions` in buffer order; they must outlive the sealer.
+  // `regions` in buffer order; they must outlive the sealer. `options` tell which casts to the wire's dtype may lose
+  // values; null: they are not judged here.
   Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed,
-         const kernel::Exec& exec);
+         const kernel::Exec& exec, const plan::Options* options = nullptr);
   // With `groups`, boxes that only serve the comparison of replicas are scanned too. Errors: kMismatch naming the
-  // tensor when this rank holds one logical box twice with different bytes.
+  // tensor when this rank holds one logical box twice with different bytes, or listing the tensors that a cast to the
+  // wire's dtype changes without permission.
   Result<Seal> seal(bool groups);
   // Scans again: kCorrupt naming the first tensor whose bytes changed since seal().
   Status rescan();
@@ -46,11 +48,13 @@ class Sealer {
   };
   std::uint32_t place(const Place& p);
   Status scan(std::size_t places, std::vector<kernel::Digest>& out);
+  Status judge(std::span<const kernel::Inexact> casts) const;
 
   const plan::RankPlan& plan_;
   std::vector<std::string> names_;
   std::vector<memory::RegionRef> regions_;
   kernel::Exec exec_;
+  const plan::Options* options_ = nullptr;
   std::vector<kernel::DigestKeys> keys_;
   std::vector<std::uint32_t> key_of_tensor_;
   std::vector<Place> places_;  // those of pieces and counted boxes first

@@ -159,6 +159,7 @@ Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t d
   planned_ = std::move(planned);
   seed_ = digest_seed;
   REFIT_TRY(lend_regions());
+  REFIT_TRY(lend_values());
   const auto bytes = wire::manifest_bytes(planned_->plan.shared_with.size(), planned_->plan.buckets.size(),
                                           upper_entries(planned_->plan));
   if (page_.bytes() < static_cast<std::int64_t>(bytes)) {
@@ -173,7 +174,22 @@ Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t d
   }
   REFIT_ASSIGN(outlet_, Outlet::make({options_.data, &*planned_, lent_, exec(), options_.budget,
                                         planned_->deltas() ? baseline_.get() : nullptr}));
-  sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), digest_seed, exec());
+  sealer_ = std::make_unique<Sealer>(planned_->plan, std::span(lent_).first(lent_.size() - 1), digest_seed, exec(),
+                                     &planned_->options);
+  return {};
+}
+
+// The buffer that stages write, after the shard's own.
+Status SourceDriver::lend_values() {
+  stages_.reset();
+  if (planned_->plan.transforms.empty()) return {};
+  if (values_.bytes() != planned_->plan.value_bytes || values_.data() == nullptr) {
+    values_ = {};
+    REFIT_ASSIGN(values_, memory::SharedRegion::make(*options_.runtime.env, planned_->plan.value_bytes, options_.budget,
+                                                     "transformed values"));
+  }
+  lent_.push_back({values_.data(), values_.bytes(), memory::Kind::kHostShared, &values_});
+  stages_ = std::make_unique<ValueStages>(planned_->plan, planned_->options);
   return {};
 }
 
@@ -260,6 +276,7 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, st
     held_ = false;
     published_changed_.notify_all();
   }
+  if (stages_) REFIT_TRY(stages_->run(std::span(lent_).first(lent_.size() - 2), values_.data(), exec()));
   REFIT_ASSIGN(const Seal sealed, sealer_->seal(begin.proof));
   REFIT_ASSIGN(const wire::WrittenManifest page, write_page(sealed, txn, begin, member));
   done.digest = to_wire(sealed.counted);

@@ -7,6 +7,7 @@
 #include "agent/outlet.h"
 #include "agent/planning.h"
 #include "agent/sealer.h"
+#include "agent/value_stages.h"
 
 namespace refit::agent {
 
@@ -46,6 +47,7 @@ class SourceDriver final : public SourceAgent, private Member {
   Result<SealDone> seal(const Txn& txn, const wire::Begin& begin, std::uint32_t member);
   Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
   Status lend_regions();
+  Status lend_values();
   void send_all(const Txn& txn);
   Result<wire::WrittenManifest> write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin,
                                            std::uint32_t member);
@@ -60,9 +62,11 @@ class SourceDriver final : public SourceAgent, private Member {
   // Of the plan; touched by the worker between tasks of one round, by the loop otherwise.
   std::optional<Planned> planned_;
   std::unique_ptr<Sealer> sealer_;
+  std::unique_ptr<ValueStages> stages_;         // of the plan, where some run
+  memory::SharedRegion values_;                 // their results
   memory::SharedRegion page_;                   // the lent manifest
   std::vector<memory::SharedRegion> snapshot_;  // where the shard's memory is not lent itself
-  std::vector<memory::RegionRef> lent_;         // weights, then the page
+  std::vector<memory::RegionRef> lent_;         // weights, their values where stages run, then the page
   std::unique_ptr<Baseline> baseline_;          // of the plan, where buckets go as deltas
   std::unique_ptr<Outlet> outlet_;              // of the plan
   Shipment shipment_;                           // of the round in hand

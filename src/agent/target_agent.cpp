@@ -240,12 +240,12 @@ Result<std::map<std::uint32_t, Supplier>> TargetDriver::suppliers(const install:
       return Error(Code::kMismatch, "a lend came from a member that is not a source").at_stage("lend");
     const auto number = static_cast<std::uint32_t>(rank - planned_->member_of_rank.begin());
     if (!planned_->plan.shared_with.contains(number)) continue;
-    // The page lies in the region after the weights.
+    // The page lies in the region after the weights and their values.
     REFIT_ASSIGN(const model::RankLayout lent, planned_->source->expand(Rank(number)));
     const auto bytes = narrow<std::int64_t>(e.manifest_bytes);
     if (!bytes || *bytes > kMaxManifestBytes)
       return Error(Code::kInvalid, "manifest length is absurd").at_peer(planned_->name_of(e.member)).at_stage("lend");
-    out[e.member] = {&e, static_cast<std::uint32_t>(lent.buffers.size()), *bytes};
+    out[e.member] = {&e, static_cast<std::uint32_t>(planned_->lent_buffers(lent)), *bytes};
   }
   return out;
 }

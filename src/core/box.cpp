@@ -39,10 +39,24 @@ std::string to_string(const Box& box) {
   return out + "]";
 }
 
+const std::vector<Dims>& Radices::none() {
+  static const std::vector<Dims> kNone;
+  return kNone;
+}
+
+std::vector<Dims>& Radices::own() {
+  if (!held_)
+    held_ = std::make_shared<std::vector<Dims>>();
+  else if (held_.use_count() > 1)
+    held_ = std::make_shared<std::vector<Dims>>(*held_);
+  return *held_;
+}
+
 View View::trivial(const Dims& shape) {
-  View v;
-  for (std::int64_t n : shape) v.radices.push_back({n});
-  return v;
+  std::vector<Dims> axes;
+  axes.reserve(shape.size());
+  for (std::int64_t n : shape) axes.push_back({n});
+  return {std::move(axes)};
 }
 
 bool View::is_trivial() const {

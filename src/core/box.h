@@ -1,6 +1,8 @@
 // Boxes and views: where a piece of a logical tensor lies in its own coordinates.
 #pragma once
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -31,10 +33,37 @@ Box intersect(const Box& a, const Box& b);
 Box whole(const Dims& extents);
 std::string to_string(const Box& box);
 
+// Digits of each axis of a view. A model has few views and 10⁵ holdings: copies share, and a copy that is changed first
+// becomes one of its own. *thread-compatible*; copies may live in different threads.
+class Radices {
+ public:
+  using value_type = Dims;
+  using const_iterator = std::vector<Dims>::const_iterator;
+  Radices() = default;
+  Radices(std::vector<Dims> axes) { own() = std::move(axes); }
+  Radices(std::initializer_list<Dims> axes) { own() = axes; }
+  operator const std::vector<Dims>&() const { return get(); }
+  const std::vector<Dims>& get() const { return held_ ? *held_ : none(); }
+  std::size_t size() const { return get().size(); }
+  bool empty() const { return get().empty(); }
+  const Dims& operator[](std::size_t axis) const { return get()[axis]; }
+  const Dims& at(std::size_t axis) const { return get().at(axis); }
+  const_iterator begin() const { return get().begin(); }
+  const_iterator end() const { return get().end(); }
+  void set(std::size_t axis, Dims digits) { own().at(axis) = std::move(digits); }
+  void push_back(Dims digits) { own().push_back(std::move(digits)); }
+  friend bool operator==(const Radices& a, const Radices& b) { return a.held_ == b.held_ || a.get() == b.get(); }
+
+ private:
+  static const std::vector<Dims>& none();
+  std::vector<Dims>& own();
+  std::shared_ptr<std::vector<Dims>> held_;
+};
+
 // Optional factoring of a tensor's axes: axis a is the mixed-radix number with digits radices[a], outermost first, and
 // the product of radices[a] is the axis' extent. The trivial view has one factor per axis.
 struct View {
-  std::vector<Dims> radices;
+  Radices radices;
 
   static View trivial(const Dims& shape);
   bool is_trivial() const;

@@ -15,6 +15,14 @@ Result<std::unique_ptr<ReferenceTrainer>> ReferenceTrainer::make(Env& env, std::
   std::unique_ptr<ReferenceTrainer> t(new ReferenceTrainer);
   REFIT_ASSIGN(t->rank_layout_, layout->expand(rank));
   t->layout_ = std::move(layout);
+  for (const auto& [tensor, value] : t->layout_->values()) {
+    REFIT_TRY(model::check_value(value, t->layout_->catalogue().tensors[tensor.value].dtype));
+    t->values_.emplace(tensor.value, value);
+  }
+  // Wider storage holds the tensor's own values: a trainer whose values have more digits needs a permitted cast.
+  for (const model::Holding& h : t->rank_layout_.holdings)
+    if (h.dtype == DType::kF32 && t->layout_->catalogue().tensors[h.tensor.value].dtype == DType::kBF16)
+      t->values_.emplace(h.tensor.value, "");
   for (const model::BufferSpec& b : t->rank_layout_.buffers) {
     REFIT_ASSIGN(memory::SharedRegion region, memory::SharedRegion::make(env, b.bytes, budget, "trainer weights"));
     if (b.bytes > 0) std::memset(region.data(), kPadGarbage, static_cast<std::size_t>(b.bytes));
@@ -26,43 +34,73 @@ Result<std::unique_ptr<ReferenceTrainer>> ReferenceTrainer::make(Env& env, std::
 }
 
 template <typename F>
-void ReferenceTrainer::each_run(F f) {
+Status ReferenceTrainer::each_run(bool read, F f) {
+  std::vector<std::byte> logical;
+  std::vector<float> stored;
   for (const model::Holding& h : rank_layout_.holdings) {
     const model::LogicalTensor& tensor = layout_->catalogue().tensors[h.tensor.value];
-    for_each_run(tensor, h, memory_[h.buffer].data(),
-                 [&](std::int64_t linear, std::byte* data, std::int64_t count) { f(tensor, h, linear, data, count); });
+    const auto value = values_.find(h.tensor.value);
+    Status failed;
+    for_each_run(tensor, h, memory_[h.buffer].data(), [&](std::int64_t linear, std::byte* data, std::int64_t count) {
+      if (!failed.ok()) return;
+      if (value == values_.end()) {
+        failed = f(tensor, h.dtype, linear, data, count);
+        return;
+      }
+      const auto n = static_cast<std::size_t>(count);
+      logical.resize(n * static_cast<std::size_t>(item_size(tensor.dtype)));
+      stored.resize(n);
+      if (read) {
+        std::memcpy(stored.data(), data, n * sizeof(float));
+        failed = model::undone_values(value->second, tensor.dtype, stored, logical.data());
+      }
+      if (failed.ok()) failed = f(tensor, tensor.dtype, linear, logical.data(), count);
+      if (failed.ok()) failed = model::store_values(value->second, tensor.dtype, logical.data(), stored);
+      std::memcpy(data, stored.data(), n * sizeof(float));
+    });
+    REFIT_TRY(failed);
   }
+  return {};
 }
 
 Status ReferenceTrainer::load(const LogicalBytes& checkpoint) {
   guard();
   for (const model::Holding& h : rank_layout_.holdings) {
     const model::LogicalTensor& tensor = layout_->catalogue().tensors[h.tensor.value];
-    if (h.dtype != tensor.dtype)
+    if (h.dtype != tensor.dtype && !values_.contains(h.tensor.value))
       return Error(Code::kUnsupported, "the reference trainer keeps tensors in their own dtype").at_tensor(tensor.name);
-    const std::int64_t item = item_size(tensor.dtype);
-    const std::span<const std::byte> bytes = checkpoint(tensor.name);
-    if (static_cast<std::int64_t>(bytes.size()) != elements(whole(tensor.shape)) * item)
+    const std::int64_t bytes = elements(whole(tensor.shape)) * item_size(tensor.dtype);
+    if (const auto held = static_cast<std::int64_t>(checkpoint(tensor.name).size()); held != bytes)
       return Error(Code::kMismatch, "the checkpoint has not the bytes of this tensor")
           .at_tensor(tensor.name)
-          .amounts(elements(whole(tensor.shape)) * item, static_cast<std::int64_t>(bytes.size()));
-    for_each_run(tensor, h, memory_[h.buffer].data(), [&](std::int64_t linear, std::byte* data, std::int64_t count) {
-      std::memcpy(data, bytes.data() + linear * item, static_cast<std::size_t>(count * item));
-    });
+          .amounts(bytes, held);
   }
-  return {};
+  return each_run(false, [&](const model::LogicalTensor& t, DType dtype, std::int64_t linear, std::byte* data,
+                             std::int64_t count) -> Status {
+    const std::int64_t item = item_size(dtype);
+    std::memcpy(data, checkpoint(t.name).data() + linear * item, static_cast<std::size_t>(count * item));
+    return {};
+  });
 }
 
 void ReferenceTrainer::randomise(std::uint64_t seed) {
   guard();
-  each_run([&](const model::LogicalTensor& t, const model::Holding& h, std::int64_t linear, std::byte* data,
-               std::int64_t count) { initial_values(seed, t.name, h.dtype, linear, data, count); });
+  const Status done = each_run(false, [&](const model::LogicalTensor& t, DType dtype, std::int64_t linear, std::byte* data,
+                             std::int64_t count) -> Status {
+    initial_values(seed, t.name, dtype, linear, data, count);
+    return {};
+  });
+  REFIT_CHECK(done.ok());  // make() has looked at the transforms
 }
 
 void ReferenceTrainer::step(const StepRule& rule, std::int64_t number) {
   guard();
-  each_run([&](const model::LogicalTensor& t, const model::Holding& h, std::int64_t linear, std::byte* data,
-               std::int64_t count) { apply_step(rule, number, t.name, h.dtype, linear, data, count); });
+  const Status done = each_run(true, [&](const model::LogicalTensor& t, DType dtype, std::int64_t linear, std::byte* data,
+                            std::int64_t count) -> Status {
+    apply_step(rule, number, t.name, dtype, linear, data, count);
+    return {};
+  });
+  REFIT_CHECK(done.ok());
 }
 
 }  // namespace refit::engine

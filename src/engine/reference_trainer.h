@@ -2,6 +2,8 @@
 #pragma once
 #include <atomic>
 #include <functional>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "engine/seam.h"
@@ -19,7 +21,8 @@ class ReferenceTrainer final : public Shard {
   static Result<std::unique_ptr<ReferenceTrainer>> make(Env& env, std::shared_ptr<const model::Layout> layout,
                                                         Rank rank, memory::Budget* budget);
 
-  // From a checkpoint. kMismatch naming the tensor when one is absent or has another size.
+  // Tensors that the layout stores in f32, through a value transform or not, hold what their logical values become
+  // there; a training step is one of the logical values. From a checkpoint. kMismatch naming the tensor when one is absent or has another size.
   Status load(const LogicalBytes& checkpoint);
   // From nothing: initial_values.
   void randomise(std::uint64_t seed);
@@ -37,13 +40,15 @@ class ReferenceTrainer final : public Shard {
 
  private:
   ReferenceTrainer() = default;
+  // f(tensor, dtype, linear, data, count): writes logical values, or changes them where they stand (`read`).
   template <typename F>
-  void each_run(F f);
+  Status each_run(bool read, F f);
 
   std::shared_ptr<const model::Layout> layout_;
   model::RankLayout rank_layout_;
   std::vector<memory::SharedRegion> memory_;
   std::vector<memory::RegionRef> regions_;
+  std::map<std::uint32_t, std::string> values_;  // by TensorId: stored in f32, through this
   std::atomic<std::uint64_t> writes_{0};
 };
 

@@ -17,6 +17,7 @@ Plan Plan::make(const Layout& source, const Layout& target, const PlanOptions& o
   impl->options.bucket_bytes = o.bucket_bytes;
   impl->options.staging_bytes = o.staging_bytes;
   impl->options.files = o.list_unwanted;
+  impl->options.values = plan::Values::kStages;  // as the agents of a job run them
   impl->options.allow_cast = o.allow_cast;
   const plan::World w = take(plan::make_world(*impl->source, *impl->target, impl->options));
   PlanSummary& s = impl->summary;

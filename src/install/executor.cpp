@@ -43,6 +43,7 @@ void StagedExecutor::begin(const Txn& txn, const Txn& base) {
   std::fill(impl_->staged.begin(), impl_->staged.end(), Digest{});
   std::fill(impl_->done.begin(), impl_->done.end(), false);
   impl_->counted = {};
+  impl_->lossy.clear();
   impl_->proof = {};
   impl_->txn = txn;
   impl_->offered = base.counter > 0 && base == impl_->base_txn ? base : Txn{};
@@ -70,11 +71,8 @@ Status StagedExecutor::stage(std::size_t bucket, std::span<const std::byte* cons
   s.scratch.digests.assign(entries.size(), {});
   const auto inexact = kernel::run(s.exec, s.scratch.jobs, s.scratch.digests);
   for (const kernel::Inexact& i : inexact)
-    if (!s.table.lossy_cast_allowed[entries[i.job].tensor])
-      return Error(Code::kMismatch, "a cast changes the value at element " + std::to_string(i.linear) +
-                                        " of the piece; allow it with --allow-cast")
-          .at_bucket(std::to_string(b.id.value))
-          .at_tensor(s.name(entries[i.job].tensor));
+    if (const std::uint32_t tensor = entries[i.job].tensor; !s.table.lossy_cast_allowed[tensor])
+      s.lossy.add(s.name(tensor));
 
   // Storage that a permitted cast made narrower than the wire holds other values than were sent: a later re-read must
   // be compared with what lies there.
@@ -147,6 +145,7 @@ Status StagedExecutor::verify(bool reread) {
     if (!s.done[i])
       return Error(Code::kMismatch, "a planned bucket was not staged")
           .at_bucket(std::to_string(s.table.buckets[i].id.value));
+  if (!s.lossy.empty()) return s.lossy.error("the cast to this rank's storage").at_stage("transfer");
   if (reread) REFIT_TRY(s.sweep(s.shadow_bases(), nullptr, s.staged, "shadow"));
   s.proof.placed_staged = s.tensors_held;
   if (!reread) s.proof.placed_staged -= std::count(s.carried.begin(), s.carried.end(), true);

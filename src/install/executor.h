@@ -31,7 +31,8 @@ class StagedExecutor {
   void begin(const Txn& txn = {}, const Txn& base = {});
   // Copies one bucket to the shadow. `bases[k]` is the address of segment k; `sealed` the digests of its tensors, in
   // any order, exactly the set that the bucket holds. Errors: kCorrupt naming the tensor when the digest differs,
-  // kMismatch when the sets differ or a cast lost a value without permission, kInvalid for a bucket twice.
+  // kMismatch when the sets differ, kInvalid for a bucket twice. A cast that loses a value without permission is told by
+  // verify(), with all others of the round.
   Status stage(std::size_t bucket, std::span<const std::byte* const> bases, std::span<const TensorDigest> sealed);
   // A bucket that is what it was in the base: nothing is read; digests are carried over. Errors: kMismatch for another
   // base; as stage().
@@ -43,7 +44,7 @@ class StagedExecutor {
                      std::span<const TensorDigest> sealed);
   // The applied version can be the base of deltas: each bucket can be read back in the form it travelled in.
   bool retained() const;
-  // Every bucket staged exactly once. With `reread`, also digests the shadow again through the rank's own holdings.
+  // Every bucket staged exactly once, and no value lost: kMismatch lists the tensors that a cast changed. With `reread`, also digests the shadow again through the rank's own holdings.
   Status verify(bool reread);
   // Digest of the boxes that this rank counts for its replica.
   kernel::Digest counted() const;

@@ -28,6 +28,7 @@ struct StagedExecutor::Impl {
   std::vector<Digest> staged;   // per holding, this round
   std::vector<Digest> applied;  // per holding, of the live version
   std::vector<bool> done;       // per bucket
+  kernel::LossyCasts lossy;     // of this round, without permission
   Digest counted, applied_counted;
   bool has_applied = false;
   bool filled = false;  // live gaps were written once by a full copy

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -74,6 +75,19 @@ struct Job {
 struct Inexact {
   std::size_t job = 0;
   std::int64_t linear = 0;  // row-major position inside the piece
+};
+
+// The listed refusal: tensors of which a cast would change values, without permission. *thread-compatible*.
+class LossyCasts {
+ public:
+  void add(const std::string& tensor) { tensors_.insert(tensor); }
+  bool empty() const { return tensors_.empty(); }
+  void clear() { tensors_.clear(); }
+  // kMismatch with the count, the names (the first 20) and the permission that would allow them.
+  Error error(const std::string& what) const;
+
+ private:
+  std::set<std::string> tensors_;
 };
 
 // Copies (src → wire → dst dtype) and, where keys are given, digests the wire values: one pass over the bytes.

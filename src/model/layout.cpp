@@ -1,6 +1,7 @@
 #include "model/layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace refit::model {
 namespace {
@@ -64,6 +65,12 @@ bool PatternShard::owned_by(Rank rank) const {
 
 bool PatternShard::same_place(const Holding& h) const {
   return dtype == h.dtype && box == h.box && strides == h.strides && view == h.view;
+}
+
+Result<std::vector<std::uint32_t>> Layout::alike() const {
+  std::vector<std::uint32_t> out(static_cast<std::size_t>(world()));
+  std::iota(out.begin(), out.end(), 0u);
+  return out;
 }
 
 Result<std::vector<Place>> Layout::places(Rank rank, std::span<const TensorId> tensors) const {

@@ -107,10 +107,15 @@ struct Recipe {
 
 // Ranks [0, world()) in `instances()` equal groups of world()/instances() consecutive ranks; a target instance is a
 // replica. Pure and immutable; safe to share between threads.
-class Layout {
+class Layout : public std::enable_shared_from_this<Layout> {
  public:
   virtual ~Layout() = default;
   virtual const Catalogue& catalogue() const = 0;
+  // The same, keeping the layout alive; null for a layout that no shared_ptr holds.
+  std::shared_ptr<const Catalogue> shared_catalogue() const {
+    const std::shared_ptr<const Layout> self = weak_from_this().lock();
+    return self ? std::shared_ptr<const Catalogue>(self, &catalogue()) : nullptr;
+  }
   virtual std::int64_t world() const = 0;
   virtual std::int64_t instances() const = 0;
   // Canonical digest: independent of key order and white space of any file it came from.
@@ -124,6 +129,10 @@ class Layout {
   // For each of `tensors`, and for each shard of its pattern (in order) that `rank` owns: where it lies. The planner
   // asks this of every sender of a rank; the default goes through expand(), a layout that can be quicker overrides it.
   virtual Result<std::vector<Place>> places(Rank rank, std::span<const TensorId> tensors) const;
+  // For each rank, a rank (itself or a lower one) whose memory lies alike: as many holdings with the same tensors or
+  // tensors of the same row of rules, buffers, offsets, extents and strides; only which boxes they are may differ, and
+  // not for tied tensors. What is proven of one's bytes holds for the other's. The default: each for itself.
+  virtual Result<std::vector<std::uint32_t>> alike() const;
   // Tensors that this side stores as results of a value transform, with its name. Bytes moved into or out of their
   // holdings are not their values: only a mover that runs the transform may touch them.
   virtual std::vector<std::pair<TensorId, std::string_view>> values() const { return {}; }

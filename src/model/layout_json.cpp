@@ -234,7 +234,7 @@ json holding_json(const Holding& h, const Catalogue& catalogue, const RankLayout
            {"offset", h.offset},
            {"strides", h.strides}};
   if (h.dtype != tensor.dtype) out["dtype"] = std::string(to_string(h.dtype));
-  if (h.view != View::trivial(tensor.shape)) out["view"] = h.view.radices;
+  if (h.view != View::trivial(tensor.shape)) out["view"] = h.view.radices.get();
   return out;
 }
 

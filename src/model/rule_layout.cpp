@@ -303,6 +303,53 @@ Result<std::vector<RuleLayout::Template>> RuleLayout::templates(const ActiveRow&
   return out;
 }
 
+Result<const RuleLayout::Templates*> RuleLayout::shared_templates(std::size_t row, const Coordinates& at) const {
+  const std::vector<bool> read = read_axes(rows_[row], meshes_[rows_[row].grid]);
+  std::pair<std::size_t, Coordinates> key(row, at);
+  for (std::size_t a = 0; a < at.size(); ++a)
+    if (!read[a]) key.second[a] = 0;
+  const std::lock_guard lock(made_mutex_);
+  std::unique_ptr<const Templates>& held = made_[key];
+  if (!held) {
+    Templates made;
+    REFIT_ASSIGN(made.list, templates(rows_[row], key.second));
+    made.lie = lie_hash(rows_[row], made.list);
+    held = std::make_unique<const Templates>(std::move(made));
+  }
+  return held.get();
+}
+
+Hash128 RuleLayout::lie_hash(const ActiveRow& row, const std::vector<Template>& made) const {
+  const auto tied = [&](std::string_view name) {
+    return std::ranges::any_of(catalogue_.tied, [&](const auto& t) { return t.first == name || t.second == name; });
+  };
+  const bool boxes = std::ranges::any_of(row.row->members, [&](const Member& m) { return tied(m.name); });
+  Hasher h;
+  for (const Template& t : made) {
+    h.add_i64(t.elements).add_u64(t.cast ? static_cast<std::uint64_t>(*t.cast) + 1 : 0).add_u64(t.parts.size());
+    for (const Template::Part& p : t.parts) {
+      h.add_i64(p.member).add_i64(p.expert).add_i64(p.lie.offset).add_u64(p.lie.strides.size());
+      for (std::size_t f = 0; f < p.lie.strides.size(); ++f)
+        h.add_i64(p.lie.strides[f]).add_i64(p.lie.box[f].size()).add_i64(boxes ? p.lie.box[f].lo : 0);
+    }
+  }
+  return h.finish();
+}
+
+// Ranks of one pipeline stage and one share of the experts have the same parameters; what is left are their sizes.
+Result<std::vector<std::uint32_t>> RuleLayout::alike() const {
+  std::map<Hash128, std::uint32_t> first;
+  std::vector<std::uint32_t> out;
+  for (std::uint32_t r = 0; r < static_cast<std::uint32_t>(world()); ++r) {
+    REFIT_ASSIGN(const Made made, make_all(Rank(r)));
+    Hasher h;
+    h.add_i64(made.stage).add_u64(made.part);
+    for (const Templates* row : made.rows) h.add_u64(row->lie.hi).add_u64(row->lie.lo);
+    out.push_back(first.emplace(h.finish(), r).first->second);
+  }
+  return out;
+}
+
 Result<RuleLayout::Made> RuleLayout::make_all(Rank rank) const {
   if (rank.value >= world())
     return Error(Code::kInvalid, "rank " + std::to_string(rank.value) + " is outside the " + std::to_string(world()) +
@@ -311,8 +358,10 @@ Result<RuleLayout::Made> RuleLayout::make_all(Rank rank) const {
   for (const Mesh& mesh : meshes_) at.push_back(mesh.coordinates(rank.value));
   Made out;
   out.stage = meshes_[0].part("pp", at[0]).index;
-  for (const ActiveRow& row : rows_) {
-    REFIT_ASSIGN(out.rows.emplace_back(), templates(row, at[row.grid]));
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    const ActiveRow& row = rows_[r];
+    REFIT_ASSIGN(const Templates* made, shared_templates(r, at[row.grid]));
+    out.rows.push_back(made);
     if (row.per != Per::kExpert) continue;
     out.experts = experts_at(row, at[row.grid]);
     out.part = static_cast<std::size_t>(meshes_[row.grid].part("ep", at[row.grid]).index);
@@ -329,7 +378,7 @@ const RuleLayout::Template* RuleLayout::find(const Made& made, const Slot& slot)
     if (slot.expert < made.experts.lo || slot.expert >= made.experts.hi) return nullptr;
     if (row.picks) which += static_cast<std::size_t>(slot.expert - made.experts.lo) * row.own_members();
   }
-  return &made.rows[slot.row][which];
+  return &made.rows[slot.row]->list[which];
 }
 
 std::string RuleLayout::parameter_name(const Slot& slot) const {
@@ -364,7 +413,7 @@ Status RuleLayout::build_slots() {
                    static_cast<int>(m),           static_cast<std::uint32_t>(copy), {}};
             const TensorId id = ids_[rows_[r].index(l, s.expert, rows_[r].member_in(m))];
             s.dtype = catalogue_.tensors[id.value].dtype;
-            if (!made.rows[r].empty()) s.dtype = made.rows[r][m].cast.value_or(s.dtype);
+            if (!made.rows[r]->list.empty()) s.dtype = made.rows[r]->list[m].cast.value_or(s.dtype);
             named.emplace_back(parameter_name(s), s);
           }
   std::vector<std::uint32_t> order(named.size());

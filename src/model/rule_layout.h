@@ -84,6 +84,9 @@ struct ActiveRow {
   }
 };
 
+// The coordinates that a row's rule reads.
+std::vector<bool> read_axes(const ActiveRow& row, const Mesh& mesh);
+
 // A box on the ranks `first` + the free axes, strides in elements.
 struct Lying {
   Lie lie;
@@ -101,6 +104,7 @@ class RuleLayout final : public Layout {
   Hash128 digest() const override { return digest_; }
   Result<RankLayout> expand(Rank rank) const override;
   Result<std::vector<Place>> places(Rank rank, std::span<const TensorId> tensors) const override;
+  Result<std::vector<std::uint32_t>> alike() const override;
   std::string host(Rank rank) const override;
   std::span<const Pattern> patterns() const override;
   std::span<const std::uint32_t> pattern_of() const override;
@@ -130,6 +134,11 @@ class RuleLayout final : public Layout {
       return {range.begin(), range.end()};
     }
   };
+  // Of one row, at all places of the mesh that its rule does not tell apart.
+  struct Templates {
+    std::vector<Template> list;  // by own member, and local expert where a row picks
+    Hash128 lie;                 // what alike() compares
+  };
   // A parameter's identity; the same on every rank, in the order of the buffer.
   struct Slot {
     std::uint32_t row = 0, layer = 0;  // ordinals
@@ -146,7 +155,7 @@ class RuleLayout final : public Layout {
   };
   // What a rank's place in the mesh makes of each row.
   struct Made {
-    std::vector<std::vector<Template>> rows;  // by own member, and local expert where a row picks
+    std::vector<const Templates*> rows;
     std::int64_t stage = 0;
     Interval experts;      // of the rank, where experts are parameters of their own
     std::size_t part = 0;  // which share of the experts that is
@@ -179,6 +188,9 @@ class RuleLayout final : public Layout {
   Result<std::vector<Template>> templates(const ActiveRow& row, const Coordinates& at) const {
     return templates(row, at, row.experts);
   }
+  // The same, made once for all ranks; lives as long as the layout.
+  Result<const Templates*> shared_templates(std::size_t row, const Coordinates& at) const;
+  Hash128 lie_hash(const ActiveRow& row, const std::vector<Template>& made) const;
   // With the first `experts` of a stack only.
   Result<std::vector<Template>> templates(const ActiveRow& row, const Coordinates& at, std::int64_t experts) const;
   Result<Template> one_template(const ActiveRow& row, const Frame& frame, std::size_t member) const;
@@ -213,6 +225,8 @@ class RuleLayout final : public Layout {
   mutable std::once_flag patterns_made_;
   mutable std::vector<Pattern> patterns_;
   mutable std::vector<std::uint32_t> pattern_of_;
+  mutable std::mutex made_mutex_;
+  mutable std::map<std::pair<std::size_t, Coordinates>, std::unique_ptr<const Templates>> made_;
 };
 
 }  // namespace refit::model

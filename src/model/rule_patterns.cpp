@@ -75,16 +75,7 @@ Hash128 key_of(const Pattern& pattern) {
   return h.finish();
 }
 
-// The coordinates that a row's rule reads, less those by which a whole parameter is here or there.
-std::vector<bool> read_axes(const ActiveRow& row, const Mesh& mesh) {
-  std::vector<bool> read(mesh.axes().size(), false);
-  for (const Program& program : row.programs)
-    for (const Op& op : program)
-      if (op.code == OpCode::kCut || op.code == OpCode::kOnly) mesh.mark(op.cut.over, read);
-  if (row.picks) mesh.mark("ep", read);
-  return read;
-}
-
+// Those by which a whole parameter is here or there.
 std::vector<bool> fixed_axes(const ActiveRow& row, const Mesh& mesh) {
   std::vector<bool> fixed(mesh.axes().size(), false);
   mesh.mark("pp", fixed);
@@ -114,6 +105,15 @@ bool advance(const Mesh& mesh, const std::vector<bool>& walked, Coordinates& at)
 }
 
 }  // namespace
+
+std::vector<bool> read_axes(const ActiveRow& row, const Mesh& mesh) {
+  std::vector<bool> read(mesh.axes().size(), false);
+  for (const Program& program : row.programs)
+    for (const Op& op : program)
+      if (op.code == OpCode::kCut || op.code == OpCode::kOnly) mesh.mark(op.cut.over, read);
+  if (row.picks) mesh.mark("ep", read);
+  return read;
+}
 
 // Shards at the first stage and expert rank, from which all others follow by adding to the ranks.
 struct RuleLayout::RowShards {
@@ -183,6 +183,8 @@ Status RuleLayout::build_patterns() const {
       if (fresh) patterns_.push_back(std::move(pattern));
       return at->second;
     };
+    // Neighbours of one member nearly always have the same key.
+    std::vector<decltype(mine)::const_iterator> recent(row.shapes.size(), mine.end());
     for (std::size_t l = 0; l < row.layers.size(); ++l)
       for (std::int64_t e = 0; e < row.experts; ++e)
         for (std::size_t m = 0; m < row.shapes.size(); ++m) {
@@ -190,7 +192,8 @@ Status RuleLayout::build_patterns() const {
           const std::size_t which =
               (row.stacks && !made.alike ? static_cast<std::size_t>(e) : 0) * row.shapes.size() + m;
           const std::tuple key(which, catalogue_.tensors[id.value].dtype, row.spots[l].stage, by_rank ? e / each : 0);
-          auto found = mine.find(key);
+          auto& found = recent[m];
+          if (found == mine.end() || found->first != key) found = mine.find(key);
           if (found == mine.end())
             found = mine.emplace(key, make_pattern(which, std::get<1>(key), std::get<2>(key), std::get<3>(key))).first;
           pattern_of_[id.value] = found->second;

@@ -2,6 +2,9 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
 
 namespace refit::model {
 namespace {
@@ -13,7 +16,8 @@ struct Value {
 };
 
 // In double and then to f32, so that the result does not depend on a vector library's last bit.
-const Value kValues[] = {{"minus_one", [](float w) { return w - 1.0F; }, [](float t) { return t + 1.0F; }},
+const Value kValues[] = {{"", [](float w) { return w; }, [](float t) { return t; }},
+                         {"minus_one", [](float w) { return w - 1.0F; }, [](float t) { return t + 1.0F; }},
                          {"neg_exp", [](float w) { return static_cast<float>(-std::exp(static_cast<double>(w))); },
                           [](float a) { return static_cast<float>(std::log(-static_cast<double>(a))); }}};
 
@@ -54,6 +58,43 @@ Result<std::int64_t> undo_value(std::string_view name, std::span<float> values, 
     if (bad < 0 && !same(v->apply(values[i]), t)) bad = static_cast<std::int64_t>(i);
   }
   return bad;
+}
+
+Status check_value(std::string_view name, DType dtype) {
+  REFIT_TRY(value_named(name));
+  if (dtype == DType::kBF16 || dtype == DType::kF32) return {};
+  return Error(Code::kUnsupported, "the value transform '" + std::string(name) + "' takes bf16 and f32, not " +
+                                       std::string(to_string(dtype)));
+}
+
+Status store_values(std::string_view name, DType dtype, const std::byte* logical, std::span<float> stored) {
+  REFIT_TRY(check_value(name, dtype));
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    if (dtype == DType::kF32) {
+      std::memcpy(&stored[i], logical + i * sizeof(float), sizeof(float));
+    } else {
+      std::uint16_t bits = 0;
+      std::memcpy(&bits, logical + i * sizeof bits, sizeof bits);
+      stored[i] = std::bit_cast<float>(std::uint32_t{bits} << 16);
+    }
+  }
+  REFIT_TRY(apply_value(name, stored, dtype));
+  return {};
+}
+
+Status undone_values(std::string_view name, DType dtype, std::span<const float> stored, std::byte* logical) {
+  REFIT_TRY(check_value(name, dtype));
+  std::vector<float> values(stored.begin(), stored.end());
+  REFIT_TRY(undo_value(name, values, dtype));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::kF32) {
+      std::memcpy(logical + i * sizeof(float), &values[i], sizeof(float));
+    } else {
+      const auto bits = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(values[i]) >> 16);
+      std::memcpy(logical + i * sizeof bits, &bits, sizeof bits);
+    }
+  }
+  return {};
 }
 
 }  // namespace refit::model

@@ -45,24 +45,35 @@ Result<std::optional<ClassView>> ViewBuilder::view(const TensorClass& c) {
   keys_.clear();
   slots_of_.clear();
   slot_of_.clear();
-  cell_owners_.clear();
+  cells_ = &all_cells_[{c.frame, c.target_owners}];
+  cells_->owners.resize(c.frame->cells.size());
+  cells_->known.resize(c.frame->cells.size());
   const std::int64_t most = std::int64_t{1} << planner_.position_bits();
   std::int64_t position = 0;
-  for (const DraftPiece& p : c.draft->pieces) {
-    const auto boxes = split_box(p.box, c.item, planner_.limit());
-    if (position + static_cast<std::int64_t>(boxes.size()) > most)
+  for (const DraftPiece& p : c.draft->pieces()) {
+    const std::int64_t parts = split_count(p.box, c.item, planner_.limit());
+    if (position + parts > most)
       return Error(Code::kExhausted,
                    "one tensor falls into more than " + std::to_string(most) + " pieces: raise refit.bucket_bytes")
           .at_tensor(planner_.name(planner_.groups()[c.groups[0]]))
           .amounts(most + 1, most);
-    for (const Box& box : boxes) add_piece(p, box, static_cast<std::uint32_t>(position++));
+    if (parts == 1)
+      add_piece(p, p.box, static_cast<std::uint32_t>(position));
+    else if (takes(p))
+      for (std::uint32_t i = 0; const Box& box : split_box(p.box, c.item, planner_.limit()))
+        add_piece(p, box, static_cast<std::uint32_t>(position) + i++);
+    position += parts;
   }
   if (side_ == Side::kSource) {
     REFIT_TRY(add_seals());
   } else {
-    for (std::uint32_t cell = 0; cell < c.frame->cells.size(); ++cell)
-      if (std::binary_search(owners_of(cell).begin(), owners_of(cell).end(), rank_))
-        out_.needed += elements(c.frame->cells[cell].box) * c.item;
+    if (cells_->held < 0) {
+      cells_->held = 0;
+      for (std::uint32_t cell = 0; cell < c.frame->cells.size(); ++cell)
+        if (std::binary_search(owners_of(cell).begin(), owners_of(cell).end(), rank_))
+          cells_->held += elements(c.frame->cells[cell].box);
+    }
+    out_.needed = cells_->held * c.item;
   }
   return std::optional<ClassView>(std::move(out_));
 }
@@ -73,9 +84,16 @@ bool ViewBuilder::receives(std::uint32_t set) {
   return receives_[set] == 1;
 }
 
+bool ViewBuilder::takes(const DraftPiece& p) {
+  if (side_ == Side::kTarget) return receives(c_->sets[p.recipients]);
+  const auto& owners = c_->draft->owners[p.owners];
+  if (p.turn >= 0) return owners[static_cast<std::size_t>(p.turn)].rank == rank_;
+  return std::any_of(owners.begin(), owners.end(), [&](const Owner& o) { return o.rank == rank_; });
+}
+
 void ViewBuilder::add_piece(const DraftPiece& p, const Box& box, std::uint32_t position) {
   const auto& owners = c_->draft->owners[p.owners];
-  if (side_ == Side::kTarget && !receives(c_->sets[p.recipients])) return;
+  if (!takes(p)) return;
   const auto visit = [&](std::uint32_t i, std::uint32_t turn, std::uint32_t turns) {
     if (side_ == Side::kTarget || owners[i].rank == rank_) add_from(p, box, position, turn, turns, owners[i]);
   };
@@ -227,9 +245,11 @@ std::uint32_t ViewBuilder::stream(std::uint32_t sender, std::uint32_t set) {
 }
 
 const Ranks& ViewBuilder::owners_of(std::uint32_t cell) {
-  const auto [at, fresh] = cell_owners_.try_emplace(cell);
-  if (fresh) at->second = c_->frame->owners(cell, *c_->target_owners);
-  return at->second;
+  if (!cells_->known[cell]) {
+    cells_->owners[cell] = c_->frame->owners(cell, *c_->target_owners);
+    cells_->known[cell] = true;
+  }
+  return cells_->owners[cell];
 }
 
 }  // namespace refit::plan

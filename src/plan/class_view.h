@@ -27,6 +27,7 @@ class ViewBuilder {
   const std::vector<SlotKey>& slot_keys() const { return keys_; }  // of the last view
 
  private:
+  bool takes(const DraftPiece& p);
   void add_piece(const DraftPiece& p, const Box& box, std::uint32_t position);
   void add_from(const DraftPiece& p, const Box& box, std::uint32_t position, std::uint32_t turn, std::uint32_t turns,
                 const Owner& owner);
@@ -58,7 +59,15 @@ class ViewBuilder {
   std::vector<SlotKey> keys_;
   std::map<std::tuple<std::uint32_t, std::uint32_t, bool>, std::uint32_t> slots_of_;
   std::map<std::tuple<std::uint32_t, std::uint32_t, bool, std::uint32_t>, std::uint32_t> slot_of_;
-  std::map<std::uint32_t, Ranks> cell_owners_;
+
+  // Classes share frames and owners of targets, so what follows from these two is kept from class to class.
+  struct Cells {
+    std::vector<Ranks> owners;  // by cell
+    std::vector<bool> known;
+    std::int64_t held = -1;  // elements of this rank's own cells; -1: not counted yet
+  };
+  std::map<std::pair<const Frame*, const OwnerTable*>, Cells> all_cells_;
+  Cells* cells_ = nullptr;  // of the class in work
 };
 
 }  // namespace refit::plan

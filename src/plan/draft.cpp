@@ -23,11 +23,12 @@ class Drafter {
       if (out_.owners.empty() || o.atom != atom_) start_atom(o.atom);
       for (const Share& s : shares(o)) add(i, s);
     }
-    std::stable_sort(out_.pieces.begin(), out_.pieces.end(), [](const DraftPiece& a, const DraftPiece& b) {
+    std::stable_sort(pieces_.begin(), pieces_.end(), [](const DraftPiece& a, const DraftPiece& b) {
       for (std::size_t k = 0; k < a.box.size(); ++k)
         if (a.box[k].lo != b.box[k].lo) return a.box[k].lo < b.box[k].lo;
       return false;
     });
+    out_.shared = std::make_shared<const DraftPieces>(std::move(pieces_));
     return std::move(out_);
   }
 
@@ -99,9 +100,9 @@ class Drafter {
   static std::int64_t stripe_edge(std::int64_t k, std::int64_t n, std::int64_t r) { return n / r * k + n % r * k / r; }
 
   void emit(const Box& box, std::uint32_t overlap, const Share& s, std::int32_t turn) {
-    if (f_.rivals.empty()) return out_.pieces.push_back({box, overlap, s.owners, turn, s.recipients});
+    if (f_.rivals.empty()) return pieces_.push_back({box, overlap, s.owners, turn, s.recipients});
     for (Box& b : cut(box, knives(overlap, s)))
-      out_.pieces.push_back({std::move(b), overlap, s.owners, turn, s.recipients});
+      pieces_.push_back({std::move(b), overlap, s.owners, turn, s.recipients});
   }
 
   // Target boxes of the same instances that cover only a part: a recipient counts all of a piece or nothing.
@@ -126,6 +127,7 @@ class Drafter {
   const Frame& f_;
   bool with_targets_;
   Draft out_;
+  DraftPieces pieces_;
   std::uint32_t atom_ = 0, base_ = 0;
 };
 
@@ -134,6 +136,27 @@ class Drafter {
 bool needs_targets(const Frame& frame, const Hosts& hosts) { return hosts.shared || frame.by_owner; }
 
 Draft make_draft(const DraftInput& in) { return Drafter(in).run(); }
+
+std::vector<std::vector<Owner>> draft_owners(const Frame& frame, const OwnerTable& source) {
+  std::vector<std::vector<Owner>> out;
+  std::uint32_t atom = 0;
+  for (const Overlap& o : frame.overlaps) {
+    if (!out.empty() && o.atom == atom) continue;
+    atom = o.atom;
+    out.push_back(source.of(frame.atoms[atom], frame.source.boxes));
+  }
+  return out;
+}
+
+std::int64_t split_count(const Box& box, std::int64_t item, std::int64_t limit) {
+  if (elements(box) * item <= limit) return 1;
+  std::size_t k = box.size() - 1;
+  std::int64_t slab = item;
+  while (k > 0 && slab * box[k].size() <= limit) slab *= box[k--].size();
+  std::int64_t count = ceil_div(box[k].size(), limit / slab);
+  while (k-- > 0) count *= box[k].size();
+  return count;
+}
 
 std::vector<Box> split_box(const Box& box, std::int64_t item, std::int64_t limit) {
   if (elements(box) * item <= limit) return {box};

@@ -1,6 +1,7 @@
 // Inside plan: the pieces of a class before bucket sizes are known: which owner sends what to whom.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "plan/frame.h"
@@ -17,10 +18,13 @@ struct DraftPiece {
   std::uint32_t recipients = 0;  // a group of the frame, or a set of `sets` when that is filled
 };
 
+using DraftPieces = std::vector<DraftPiece>;  // in order of origin
+
 struct Draft {
   std::vector<std::vector<Owner>> owners;
-  std::vector<DraftPiece> pieces;  // in order of origin
-  std::vector<Ranks> sets;         // filled when hosts or overlapping cells decide who receives together
+  std::shared_ptr<const DraftPieces> shared;  // between drafts of one frame whose atoms have as many owners each
+  std::vector<Ranks> sets;  // filled when hosts or overlapping cells decide who receives together
+  const DraftPieces& pieces() const { return *shared; }
   // The owner that sends a piece of the tensor with this ordinal.
   const Owner& sender(const DraftPiece& p, std::uint32_t ordinal) const {
     const auto& list = owners[p.owners];
@@ -40,8 +44,11 @@ struct DraftInput {
 // True when a draft depends on who the recipients are, not only on the frame and the source's owners.
 bool needs_targets(const Frame& frame, const Hosts& hosts);
 Draft make_draft(const DraftInput& in);
+// Owners alone, as a draft that does not need the targets has them: one list for each atom that is wanted.
+std::vector<std::vector<Owner>> draft_owners(const Frame& frame, const OwnerTable& source);
 
 // A piece cut so that each part fits a bucket of `limit` bytes; parts are boxes, in row-major order.
+std::int64_t split_count(const Box& box, std::int64_t item, std::int64_t limit);
 std::vector<Box> split_box(const Box& box, std::int64_t item, std::int64_t limit);
 
 }  // namespace refit::plan

@@ -1,5 +1,6 @@
 // One tensor's way from memory to memory, for people.
 #include <algorithm>
+#include <map>
 
 #include "plan/planner.h"
 #include "plan/rank_plan.h"
@@ -22,6 +23,17 @@ std::string numbers(const Dims& d) {
   std::string out = "[";
   for (std::size_t i = 0; i < d.size(); ++i) out += (i ? ", " : "") + std::to_string(d[i]);
   return out + "]";
+}
+
+std::string steps(const Transform& t) {
+  if (t.undo.empty()) return "apply " + t.apply;
+  return "undo " + t.undo + (t.apply.empty() ? "" : ", then apply " + t.apply);
+}
+
+// What the sources run before they seal this tensor.
+std::string describe(const Transform& t, const model::Catalogue& catalogue) {
+  return "  stages at the source: " + steps(t) + " -> " +
+         std::string(to_string(catalogue.tensors[t.tensor.value].dtype)) + " in its value buffer\n";
 }
 
 // "buffer+offset" of a box of one shard on one rank.
@@ -57,7 +69,7 @@ Result<std::string> landings(const Planner& p, const TensorClass& c, const Group
 Result<std::string> pieces(const Planner& p, const TensorClass& c, const Group& g) {
   const Frame& f = *c.frame;
   std::string out;
-  for (const DraftPiece& piece : c.draft->pieces) {
+  for (const DraftPiece& piece : c.draft->pieces()) {
     const Owner& sender = c.draft->sender(piece, g.ordinal);
     const Ranks& recipients = p.sets()[c.sets[piece.recipients]];
     for (const Box& box : split_box(piece.box, c.item, p.limit())) {
@@ -77,12 +89,22 @@ Result<std::string> pieces(const Planner& p, const TensorClass& c, const Group& 
 
 }  // namespace
 
+std::string describe_stages(const World& w) {
+  std::map<std::string, std::vector<std::string>> by_steps;
+  for (const Transform& t : w.transforms) by_steps[steps(t)].push_back(w.catalogue->tensors[t.tensor.value].name);
+  std::string out;
+  for (const auto& [what, names] : by_steps)
+    out += (out.empty() ? "" : "; ") + what + " of " + std::to_string(names.size()) + " tensor" +
+           (names.size() == 1 ? "" : "s") + (names.size() == 1 ? " (" : " (e.g. ") + names[0] + ")";
+  return out.empty() ? out : out + ", at the source before it seals";
+}
+
 Result<std::string> explain(const model::Layout& source, const model::Layout& target, const Options& options,
                             const std::string& tensor) {
   REFIT_ASSIGN(const std::unique_ptr<Planner> p, Planner::make(source, target, options));
   const std::int64_t at = p->catalogue()->find(tensor);
   if (at < 0) return Error(Code::kInvalid, "neither side has a tensor of this name").at_tensor(tensor);
-  const auto in = [&](const model::Layout& side, const std::vector<std::uint32_t>& list) {
+  const auto in = [&](const model::Layout& side, std::span<const std::uint32_t> list) {
     return std::any_of(list.begin(), list.end(),
                        [&](std::uint32_t t) { return side.catalogue().tensors[t].name == tensor; });
   };
@@ -93,6 +115,8 @@ Result<std::string> explain(const model::Layout& source, const model::Layout& ta
     std::string out = tensor + " " + std::string(to_string(t.dtype)) + " " + numbers(t.shape) + "\n";
     if (t.name != tensor) out += "  tied: travels as " + t.name + "\n";
     if (p->class_of()[i] == Planner::kNone) return out + "  nothing moves\n";
+    for (const Transform& stage : p->transforms())
+      if (stage.tensor.value == g.ordinal) out += describe(stage, *p->catalogue());
     const TensorClass& c = p->classes()[p->class_of()[i]];
     if (c.frame->coords.factors() > static_cast<std::size_t>(c.frame->coords.axes))
       out += "  common factors " + numbers(c.frame->coords.extents) + "\n";

@@ -32,24 +32,50 @@ std::string holder(const model::Layout& layout, std::uint32_t tensor) {
 
 // Union of two catalogues in byte order, and where each entry stands on either side.
 struct Union {
+  std::shared_ptr<const Catalogue> all;
   std::vector<std::int64_t> source, target;
 };
-Union unite(const Catalogue& a, const Catalogue& b, Catalogue& out) {
+
+// A side's own catalogue where the other names nothing else: names are copied only where they must be.
+std::shared_ptr<const Catalogue> as_held(const model::Layout& side, std::size_t names, const auto& tied) {
+  std::shared_ptr<const Catalogue> held = side.shared_catalogue();
+  if (!held || held->tensors.size() != names) return nullptr;
+  auto own = held->tied;
+  std::sort(own.begin(), own.end());
+  own.erase(std::unique(own.begin(), own.end()), own.end());
+  return own == tied ? held : nullptr;
+}
+
+Union unite(const model::Layout& source, const model::Layout& target) {
+  const Catalogue &a = source.catalogue(), &b = target.catalogue();
   Union u;
+  u.source.reserve(std::max(a.tensors.size(), b.tensors.size()));
+  u.target.reserve(u.source.capacity());
+  bool equal = true;  // where both have a tensor
   std::size_t i = 0, j = 0;
-  out.tensors.reserve(std::max(a.tensors.size(), b.tensors.size()));
   while (i < a.tensors.size() || j < b.tensors.size()) {
     const int order = i == a.tensors.size()   ? 1
                       : j == b.tensors.size() ? -1
                                               : a.tensors[i].name.compare(b.tensors[j].name);
-    out.tensors.push_back(order <= 0 ? a.tensors[i] : b.tensors[j]);
+    if (order == 0)
+      equal = equal && a.tensors[i].dtype == b.tensors[j].dtype && a.tensors[i].shape == b.tensors[j].shape;
     u.source.push_back(order <= 0 ? static_cast<std::int64_t>(i++) : -1);
     u.target.push_back(order >= 0 ? static_cast<std::int64_t>(j++) : -1);
   }
-  out.tied = a.tied;
-  out.tied.insert(out.tied.end(), b.tied.begin(), b.tied.end());
-  std::sort(out.tied.begin(), out.tied.end());
-  out.tied.erase(std::unique(out.tied.begin(), out.tied.end()), out.tied.end());
+  auto tied = a.tied;
+  tied.insert(tied.end(), b.tied.begin(), b.tied.end());
+  std::sort(tied.begin(), tied.end());
+  tied.erase(std::unique(tied.begin(), tied.end()), tied.end());
+  u.all = as_held(source, u.source.size(), tied);
+  if (!u.all && equal) u.all = as_held(target, u.source.size(), tied);
+  if (u.all) return u;
+  auto all = std::make_shared<Catalogue>();
+  all->tensors.reserve(u.source.size());
+  for (std::size_t k = 0; k < u.source.size(); ++k)
+    all->tensors.push_back(u.source[k] >= 0 ? a.tensors[static_cast<std::size_t>(u.source[k])]
+                                            : b.tensors[static_cast<std::size_t>(u.target[k])]);
+  all->tied = std::move(tied);
+  u.all = std::move(all);
   return u;
 }
 
@@ -80,25 +106,31 @@ std::vector<std::uint32_t> tie_roots(const Catalogue& all) {
 }  // namespace
 
 void Planner::match_names(Findings& out) {
-  catalogue_ = std::make_shared<Catalogue>();
-  const Union both = unite(source_->catalogue(), target_->catalogue(), *catalogue_);
+  const Union both = unite(*source_, *target_);
+  catalogue_ = both.all;
+  const std::size_t names = catalogue_->tensors.size();
   const auto root = tie_roots(*catalogue_);
-  std::vector<std::uint32_t> group_of(root.size(), kNone);
-  std::vector<bool> disagrees;
-  for (std::uint32_t i = 0; i < catalogue_->tensors.size(); ++i) {
-    if (group_of[root[i]] == kNone) {
-      group_of[root[i]] = static_cast<std::uint32_t>(groups_.size());
+  std::vector<std::uint32_t> group_of(root.size(), kNone), group(names);
+  for (std::uint32_t i = 0; i < names; ++i) {
+    std::uint32_t& g = group_of[root[i]];
+    if (g == kNone) {
+      g = static_cast<std::uint32_t>(groups_.size());
       groups_.push_back({i, {}, {}});
-      disagrees.push_back(false);
     }
-    Group& g = groups_[group_of[root[i]]];
+    group[i] = g;
+  }
+  std::vector<bool> disagrees(groups_.size(), false);
+  // Per group its members of the source, then those of the target; names of a tie lie apart, so they are counted first.
+  std::vector<std::uint32_t> count(2 * groups_.size() + 1, 0);
+  std::vector<std::int64_t> at_source = both.source, at_target = both.target;  // less those that disagree
+  for (std::uint32_t i = 0; i < names; ++i) {
+    const Group& g = groups_[group[i]];
     const LogicalTensor& first = catalogue_->tensors[g.ordinal];
-    const auto join = [&](std::int64_t at, const model::Layout& side, const char* which,
-                          std::vector<std::uint32_t>& list) {
+    const auto join = [&](std::int64_t& at, const model::Layout& side, const char* which, std::size_t slot) {
       if (at < 0) return;
       const LogicalTensor& t = side.catalogue().tensors[static_cast<std::size_t>(at)];
-      if (t.shape == first.shape && t.dtype == first.dtype) return list.push_back(static_cast<std::uint32_t>(at));
-      disagrees[group_of[root[i]]] = true;
+      if (t.dtype == first.dtype && t.shape == first.shape) return void(++count[slot + 1]);
+      disagrees[group[i]] = true;
       const std::int64_t other = both.source[g.ordinal] >= 0 ? both.source[g.ordinal] : both.target[g.ordinal];
       const model::Layout& other_side = both.source[g.ordinal] >= 0 ? *source_ : *target_;
       out.add(std::string("disagreement: ") + which + " " + holder(side, static_cast<std::uint32_t>(at)) + " holds " +
@@ -106,14 +138,27 @@ void Planner::match_names(Findings& out) {
                   holder(other_side, static_cast<std::uint32_t>(other)) + " holds " + first.name + " as " +
                   describe(first),
               t.name);
+      at = -1;
     };
-    join(both.source[i], *source_, "source", g.source);
-    join(both.target[i], *target_, "target", g.target);
+    join(at_source[i], *source_, "source", 2 * std::size_t{group[i]});
+    join(at_target[i], *target_, "target", 2 * std::size_t{group[i]} + 1);
+  }
+  std::partial_sum(count.begin(), count.end(), count.begin());
+  members_.resize(count.back());
+  std::vector<std::uint32_t> next(count.begin(), count.end() - 1);
+  for (std::uint32_t i = 0; i < names; ++i) {
+    if (at_source[i] >= 0) members_[next[2 * std::size_t{group[i]}]++] = static_cast<std::uint32_t>(at_source[i]);
+    if (at_target[i] >= 0) members_[next[2 * std::size_t{group[i]} + 1]++] = static_cast<std::uint32_t>(at_target[i]);
+  }
+  const std::span<const std::uint32_t> all(members_);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    groups_[g].source = all.subspan(count[2 * g], count[2 * g + 1] - count[2 * g]);
+    groups_[g].target = all.subspan(count[2 * g + 1], count[2 * g + 2] - count[2 * g + 1]);
   }
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const Group& g = groups_[i];
     if (disagrees[i]) continue;
-    const auto any = [](const model::Layout& side, const std::vector<std::uint32_t>& list) {
+    const auto any = [](const model::Layout& side, std::span<const std::uint32_t> list) {
       return std::any_of(list.begin(), list.end(), [&](std::uint32_t t) { return held(side, t); });
     };
     const bool offered = any(*source_, g.source), wants = any(*target_, g.target);

@@ -12,12 +12,19 @@
 
 namespace refit::plan {
 
+// What becomes of tensors that a side stores through a value transform (Layout::values()).
+enum class Values : std::uint8_t {
+  kRefuse,   // such layouts are refused by name: the caller moves bytes only
+  kOutside,  // the caller undoes and applies them before and after the move; the plan moves f32 in their places
+  kStages,   // the source runs RankPlan::stages before it seals; what travels is what the target installs
+};
+
 struct Options {
   std::int64_t bucket_bytes = 32 << 20;    // option `refit.bucket_bytes`
   std::int64_t staging_bytes = 256 << 20;  // smallest announced staging of any target
   bool partial = false;                    // target declares that it wants only some tensors
   bool files = false;                      // layout files: unwanted names are listed, not refused
-  bool values = false;                     // the caller runs value transforms before and after the move
+  Values values = Values::kRefuse;
   std::vector<std::string> allow_cast;     // tensor name patterns whose casts may lose values
 };
 
@@ -81,6 +88,26 @@ struct SealBox {
   std::uint32_t twin = kNoTwin;
 };
 
+// A tensor whose stored values differ between the sides, and the stages that bring one to the other: first `undo` (the
+// source's transform, backwards), then `apply` (the target's). Names of model/values.h; empty: none.
+struct Transform {
+  TensorId tensor;
+  std::string undo, apply;
+};
+
+// A source's work before it seals: one of its shards, from where it is stored to the value buffer, which follows the
+// buffers of its layout. There the results lie row-major in the wire's dtype.
+struct ValueStage {
+  TensorId tensor;
+  std::string undo, apply;
+  DType logical = DType::kBF16;  // of the tensor's own values
+  DType stored = DType::kBF16, wire = DType::kBF16;
+  Dims extents, strides;  // of the stored shard, outermost first, bytes
+  std::uint32_t buffer = 0;
+  std::int64_t offset = 0;
+  std::int64_t values = 0;  // bytes from the value buffer's begin
+};
+
 enum class Side : std::uint8_t { kSource, kTarget };
 
 // One rank's own part of the plan. Deterministic: same inputs, same bytes on every rank, compiler and run.
@@ -97,6 +124,10 @@ struct RankPlan {
   std::vector<Landing> landings;
   std::vector<Bucket> buckets;    // a source: what it sends; a target: what it receives; by (sender, id)
   std::vector<SealBox> seal;      // sources only
+  // Not empty: every source rank lends one buffer more than its layout has, for the results of its stages.
+  std::vector<Transform> transforms;
+  std::vector<ValueStage> stages;  // sources only
+  std::int64_t value_bytes = 0;    // of this source's value buffer
   std::int64_t bytes_needed = 0;  // a target: each distinct logical byte once. A source: what it sends, each once
   std::int64_t bytes_moved = 0;   // summed over recipients
   std::int64_t bucket_limit = 0;  // largest bucket of this plan, equal on all ranks
@@ -144,10 +175,14 @@ struct World {
   bool by_host = false;            // above 4,096 pairs
   std::vector<std::string> hosts;  // names of host ordinals
   std::vector<std::string> unwanted;
+  std::shared_ptr<const model::Catalogue> catalogue;  // of the plan
+  std::vector<Transform> transforms;                  // run by the sources before they seal
   // The most that any one rank must send (each piece once, however many receive it) or receive.
   std::int64_t bound_bytes = 0;
   std::int64_t bucket_limit = 0;
 };
+// One line about the stages of a plan; empty where none run.
+std::string describe_stages(const World& world);
 Result<World> make_world(const model::Layout& source, const model::Layout& target, const Options& options);
 
 // Human-readable: every piece of one tensor, from whom to whom and where. Errors: kInvalid for an unknown name.

@@ -31,7 +31,7 @@ std::vector<std::uint32_t> shapes_of(std::span<const model::Pattern> patterns) {
   return out;
 }
 
-std::vector<std::uint32_t> patterns_of(const model::Layout& layout, const std::vector<std::uint32_t>& tensors) {
+std::vector<std::uint32_t> patterns_of(const model::Layout& layout, std::span<const std::uint32_t> tensors) {
   std::vector<std::uint32_t> out;
   for (std::uint32_t t : tensors) out.push_back(layout.pattern_of()[t]);
   return out;
@@ -84,8 +84,12 @@ Status Planner::build() {
     return Error(Code::kInvalid, "refit.staging_bytes must be positive, not " + std::to_string(options_.staging_bytes));
   if (source_->world() < 1 || target_->world() < 1 || target_->world() % target_->instances() != 0)
     return Error(Code::kInvalid, "a layout has no ranks, or its instances are not equal");
+  if (options_.values == Values::kStages) {
+    REFIT_ASSIGN(staged_, stage_values(*source_, *target_));
+    if (staged_.source) source_ = staged_.source.get(), target_ = staged_.target.get();
+  }
   for (const model::Layout* layout : {source_, target_})
-    if (const auto values = layout->values(); !values.empty() && !options_.values)
+    if (const auto values = layout->values(); !values.empty() && options_.values == Values::kRefuse)
       return refuse_value(*layout, values.front().first, values.front().second);
   hosts_ = Hosts::of(*source_, *target_);
   Findings findings;
@@ -140,6 +144,20 @@ Result<std::uint32_t> Planner::class_for(const Group& g) {
   return number;
 }
 
+// Which expert or stage a tensor belongs to changes its owners, seldom how many they are: then the pieces are the same.
+Draft Planner::draft_of(const TensorClass& c, const OwnerTable& source, const OwnerTable& target, bool targets) {
+  const DraftInput in{*c.frame, source, target, hosts_, c.item, instance()};
+  if (targets) return make_draft(in);
+  Draft out;
+  out.owners = draft_owners(*c.frame, source);
+  std::vector<std::int64_t> key{c.item};
+  for (const auto& owners : out.owners) key.push_back(static_cast<std::int64_t>(owners.size()));
+  auto& pieces = draft_pieces_[{c.frame, std::move(key)}];
+  if (!pieces) pieces = make_draft(in).shared;
+  out.shared = pieces;
+  return out;
+}
+
 // Frame, draft and recipient sets, each shared with as many classes as its inputs allow.
 Status Planner::complete(TensorClass& c, const Key& source_key, const Key& target_key) {
   const auto& so = source_owners_.try_emplace(source_key, c.source).first->second;
@@ -165,14 +183,15 @@ Status Planner::complete(TensorClass& c, const Key& source_key, const Key& targe
     key.second.push_back(kNone);
   }
   auto draft = drafts_.find(key);
-  if (draft == drafts_.end())
-    draft = drafts_.emplace(key, make_draft({*c.frame, so, to, hosts_, c.item, instance()})).first;
+  if (draft == drafts_.end()) draft = drafts_.emplace(key, draft_of(c, so, to, targets)).first;
   c.draft = &draft->second;
   if (targets) {
     for (const Ranks& r : c.draft->sets) c.sets.push_back(sets_.intern(r));
     return {};
   }
+  const auto [held, fresh] = frame_sets_.try_emplace({c.frame, &to});
   for (const auto& cells : c.frame->groups) {
+    if (!fresh) break;
     Ranks all;
     for (std::uint32_t cell : cells) {
       const Ranks r = c.frame->owners(cell, to);
@@ -180,8 +199,9 @@ Status Planner::complete(TensorClass& c, const Key& source_key, const Key& targe
     }
     std::sort(all.begin(), all.end());
     all.erase(std::unique(all.begin(), all.end()), all.end());
-    c.sets.push_back(sets_.intern(all));
+    held->second.push_back(sets_.intern(all));
   }
+  c.sets = held->second;
   return {};
 }
 
@@ -195,7 +215,7 @@ Status Planner::choose_limit() {
   };
   for (const TensorClass& c : classes_) {
     std::map<std::uint32_t, std::vector<std::uint32_t>> turns;  // owner count -> turns that its tensors take
-    for (const DraftPiece& p : c.draft->pieces) {
+    for (const DraftPiece& p : c.draft->pieces()) {
       const auto& owners = c.draft->owners[p.owners];
       if (p.turn >= 0) {
         mark(c.sets[p.recipients], owners[static_cast<std::size_t>(p.turn)].rank);
@@ -240,6 +260,16 @@ Status Planner::choose_limit() {
   const auto highest = catalogue_->tensors.empty() ? 0u : static_cast<std::uint32_t>(catalogue_->tensors.size() - 1);
   position_bits_ = 32 - static_cast<int>(std::bit_width(highest));
   return {};
+}
+
+std::vector<Transform> Planner::transforms() const {
+  std::vector<Transform> out;
+  for (const Staging& s : staged_.tensors) {
+    if (!s.runs()) continue;
+    const std::int64_t at = catalogue_->find(source_->catalogue().tensors[s.source].name);
+    out.push_back({TensorId(static_cast<std::uint32_t>(at)), s.undo, s.apply});
+  }
+  return out;
 }
 
 void Planner::find_holes(const TensorClass& c, const Ranks* only, Findings& out) const {

@@ -4,19 +4,21 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "plan/draft.h"
 #include "plan/plan.h"
+#include "plan/stages.h"
 
 namespace refit::plan {
 
 // One logical tensor, or the several that ties make one.
 struct Group {
   std::uint32_t ordinal = 0;                  // of its lowest name, in byte order of all names
-  std::vector<std::uint32_t> source, target;  // ordinals in either side's own catalogue
+  std::span<const std::uint32_t> source, target;  // ordinals in either side's own catalogue
 };
 
 // Tensors of equal patterns on both sides.
@@ -65,6 +67,8 @@ class Planner {
   const std::vector<std::string>& unwanted() const { return unwanted_; }
   std::shared_ptr<const model::Catalogue> catalogue() const { return catalogue_; }
   const std::string& name(const Group& g) const { return catalogue_->tensors[g.ordinal].name; }
+  const Staged& staged() const { return staged_; }
+  std::vector<Transform> transforms() const;
   std::int64_t limit() const { return limit_; }
   std::int64_t instance() const { return target_->world() / target_->instances(); }
   // Bucket ids: tensor ordinal above, position of the bucket's first piece in its tensor below.
@@ -83,14 +87,17 @@ class Planner {
   Result<std::uint32_t> class_for(const Group& g);
   Status complete(TensorClass& c, const std::vector<std::uint32_t>& source_key,
                   const std::vector<std::uint32_t>& target_key);
+  Draft draft_of(const TensorClass& c, const OwnerTable& source, const OwnerTable& target, bool targets);
   Status choose_limit();
 
-  const model::Layout* source_ = nullptr;
+  Staged staged_;
+  const model::Layout* source_ = nullptr;  // as staged, where stages run
   const model::Layout* target_ = nullptr;
   Options options_;
   Hosts hosts_;
   RankSets sets_;
-  std::shared_ptr<model::Catalogue> catalogue_;
+  std::shared_ptr<const model::Catalogue> catalogue_;
+  std::vector<std::uint32_t> members_;  // of all groups
   std::vector<Group> groups_;
   std::vector<std::uint32_t> class_of_;
   std::vector<TensorClass> classes_;
@@ -106,6 +113,8 @@ class Planner {
   std::map<Key, OwnerTable> source_owners_, target_owners_;
   std::map<std::pair<Key, Key>, Frame> frames_;
   std::map<std::pair<Key, Key>, Draft> drafts_;
+  std::map<std::pair<const Frame*, std::vector<std::int64_t>>, std::shared_ptr<const DraftPieces>> draft_pieces_;
+  std::map<std::pair<const Frame*, const OwnerTable*>, std::vector<std::uint32_t>> frame_sets_;
 };
 
 }  // namespace refit::plan

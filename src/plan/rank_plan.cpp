@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "plan/class_view.h"
 #include "plan/storage.h"
@@ -30,6 +31,11 @@ class RankBuilder {
     plan_.rank = Rank(rank_);
     plan_.catalogue = planner_.catalogue();
     plan_.bucket_limit = planner_.limit();
+    plan_.transforms = planner_.transforms();
+    if (side_ == Side::kSource && planner_.staged().source) {
+      REFIT_ASSIGN(plan_.stages, planner_.staged().stages_of(Rank(rank_), *planner_.catalogue()));
+      plan_.value_bytes = planner_.staged().bytes_of(Rank(rank_));
+    }
     if (side_ == Side::kTarget) REFIT_TRY(prove());
     REFIT_TRY(look());
     REFIT_TRY(locate());
@@ -73,26 +79,39 @@ class RankBuilder {
   // Asks each rank once for the places of all tensors that take part.
   Status locate() {
     struct Want {
-      std::uint32_t tensor, view, slots, index;
+      std::uint32_t tensor, entry, index;  // entry: of those asked of one rank
     };
-    std::map<std::uint32_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>>
-        by_rank;  // source rank -> (view, slots)
+    struct Asked {
+      std::uint32_t rank, view, member, slots;
+      bool operator<(const Asked& o) const {
+        return std::tie(rank, view, member) < std::tie(o.rank, o.view, o.member);
+      }
+    };
+    std::vector<Asked> asked;
     for (std::uint32_t v = 0; v < list_.size(); ++v)
       for (std::uint32_t s = 0; s < keys_[v].size(); ++s) {
         if (keys_[v][s].own_target)
           REFIT_TRY(locate_own(v, s));
         else
-          by_rank[keys_[v][s].rank].emplace_back(v, s);
+          asked.push_back({keys_[v][s].rank, v, keys_[v][s].member, s});
       }
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> last;
+    std::sort(asked.begin(), asked.end());
+    std::span<const Asked> last;
     std::vector<Want> wants;
     std::vector<TensorId> tensors;
-    for (const auto& [rank, entries] : by_rank) {
-      if (entries != last) {
+    for (std::size_t from = 0, to = 0; from < asked.size(); from = to) {
+      const std::uint32_t rank = asked[from].rank;
+      while (to < asked.size() && asked[to].rank == rank) ++to;
+      const std::span<const Asked> entries = std::span(asked).subspan(from, to - from);
+      // Ranks that differ in their cut alone are asked for the same tensors.
+      const auto same = [](const Asked& a, const Asked& b) { return a.view == b.view && a.member == b.member; };
+      if (!std::equal(entries.begin(), entries.end(), last.begin(), last.end(), same)) {
         wants.clear();
-        for (const auto& [v, s] : entries)
-          for (std::uint32_t i = 0; i < list_[v].c->groups.size(); ++i)
-            wants.push_back({planner_.groups()[list_[v].c->groups[i]].source[keys_[v][s].member], v, s, i});
+        for (std::uint32_t e = 0; e < entries.size(); ++e) {
+          const std::vector<std::uint32_t>& groups = list_[entries[e].view].c->groups;
+          for (std::uint32_t i = 0; i < groups.size(); ++i)
+            wants.push_back({planner_.groups()[groups[i]].source[entries[e].member], e, i});
+        }
         std::sort(wants.begin(), wants.end(), [](const Want& a, const Want& b) { return a.tensor < b.tensor; });
         tensors.clear();
         for (const Want& w : wants) tensors.push_back(TensorId(w.tensor));
@@ -101,8 +120,9 @@ class RankBuilder {
       REFIT_ASSIGN(const std::vector<model::Place> places, planner_.source().places(Rank(rank), tensors));
       std::size_t at = 0;
       for (const Want& w : wants) {
-        Slots& slots = list_[w.view].slots[w.slots];
-        slots.places.resize(slots.width * list_[w.view].c->groups.size());
+        ClassView& view = list_[entries[w.entry].view];
+        Slots& slots = view.slots[entries[w.entry].slots];
+        slots.places.resize(slots.width * view.c->groups.size());
         if (at + slots.width > places.size())
           return Error(Code::kInternal,
                        "source rank " + std::to_string(rank) + " placed fewer shards than its patterns name");

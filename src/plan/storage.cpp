@@ -1,6 +1,7 @@
 #include "plan/storage.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace refit::plan {
 namespace {
@@ -22,8 +23,11 @@ struct Bytes {
   }
 };
 
-Bytes bytes_of(const model::Holding& h) {
-  Bytes out{h.offset, item_size(h.dtype), {}};
+// Into `out`, whose memory is used again: this runs for each of 10⁵ holdings.
+void bytes_of(const model::Holding& h, Bytes& out) {
+  out.lo = h.offset;
+  out.run = item_size(h.dtype);
+  out.loops.clear();
   for (std::size_t k = 0; k < h.box.size(); ++k) {
     const std::int64_t n = h.box[k].size(), s = h.strides[k];
     if (n == 1) continue;
@@ -43,7 +47,6 @@ Bytes bytes_of(const model::Holding& h) {
     out.loops[k - 1] = {out.loops[k - 1].extent * out.loops[k].extent, out.loops[k].stride};
     out.loops.erase(out.loops.begin() + static_cast<std::ptrdiff_t>(k));
   }
-  return out;
 }
 
 bool nested(const Bytes& b) {
@@ -144,8 +147,8 @@ std::string describe(const model::Layout& layout, const model::Holding& h) {
 Status find_overlaps(const model::Layout& layout, const model::RankLayout& rank,
                      std::span<const std::uint32_t> group_of, Findings& out) {
   struct Entry {
-    Bytes bytes;
-    const model::Holding* holding;
+    std::uint32_t buffer, holding;
+    std::int64_t lo, end;
   };
   const std::string who = "target rank " + std::to_string(rank.rank.value);
   const auto name = [&](const model::Holding& h) { return layout.catalogue().tensors[h.tensor.value].name; };
@@ -155,33 +158,37 @@ Status find_overlaps(const model::Layout& layout, const model::RankLayout& rank,
         .at_tensor(name(h));
   };
   std::vector<Entry> entries;
-  for (const model::Holding& h : rank.holdings) {
+  entries.reserve(rank.holdings.size());
+  Bytes bytes, other;
+  for (std::uint32_t i = 0; i < rank.holdings.size(); ++i) {
+    const model::Holding& h = rank.holdings[i];
     if (empty(h.box)) continue;
-    entries.push_back({bytes_of(h), &h});
-    const Answer own = self_share(entries.back().bytes);
+    bytes_of(h, bytes);
+    entries.push_back({h.buffer, i, bytes.lo, bytes.lo + bytes.span()});
+    const Answer own = self_share(bytes);
     if (own == Answer::kUnknown) return tangled(h);
     if (own == Answer::kShared)
       out.add("overlap: " + who + " holds " + describe(layout, h) + " with strides by which it overlaps itself",
               name(h));
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return std::pair(a.holding->buffer, a.bytes.lo) < std::pair(b.holding->buffer, b.bytes.lo);
+    return std::tie(a.buffer, a.lo, a.holding) < std::tie(b.buffer, b.lo, b.holding);
   });
   std::vector<const Entry*> open;  // those that may still reach the next start
   for (const Entry& e : entries) {
-    std::erase_if(open, [&](const Entry* o) {
-      return o->holding->buffer != e.holding->buffer || o->bytes.lo + o->bytes.span() <= e.bytes.lo;
-    });
+    std::erase_if(open, [&](const Entry* o) { return o->buffer != e.buffer || o->end <= e.lo; });
     for (const Entry* o : open) {
-      const bool one = group_of[o->holding->tensor.value] == group_of[e.holding->tensor.value] &&
-                       o->holding->tensor != e.holding->tensor;
-      if (one && same_meaning(*o->holding, *e.holding)) continue;
-      const Answer a = share(o->bytes, e.bytes);
-      if (a == Answer::kUnknown) return tangled(*e.holding);
+      const model::Holding &before = rank.holdings[o->holding], &here = rank.holdings[e.holding];
+      const bool one = group_of[before.tensor.value] == group_of[here.tensor.value] && before.tensor != here.tensor;
+      if (one && same_meaning(before, here)) continue;
+      bytes_of(before, bytes);
+      bytes_of(here, other);
+      const Answer a = share(bytes, other);
+      if (a == Answer::kUnknown) return tangled(here);
       if (a == Answer::kShared)
-        out.add("overlap: " + who + " holds " + describe(layout, *o->holding) + " and " + describe(layout, *e.holding) +
-                    " in the same bytes of buffer '" + rank.buffers[e.holding->buffer].name + "'",
-                name(*e.holding));
+        out.add("overlap: " + who + " holds " + describe(layout, before) + " and " + describe(layout, here) +
+                    " in the same bytes of buffer '" + rank.buffers[here.buffer].name + "'",
+                name(here));
     }
     open.push_back(&e);
   }

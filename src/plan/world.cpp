@@ -36,6 +36,8 @@ class Counter {
     matrix();
     out_.coverage = 1.0;
     out_.unwanted = planner_.unwanted();
+    out_.catalogue = planner_.catalogue();
+    out_.transforms = planner_.transforms();
     out_.bucket_limit = planner_.limit();
     return std::move(out_);
   }
@@ -48,10 +50,11 @@ class Counter {
     std::vector<std::uint32_t> group_of(target.catalogue().tensors.size(), 0);
     for (std::uint32_t g = 0; g < planner_.groups().size(); ++g)
       for (std::uint32_t t : planner_.groups()[g].target) group_of[t] = g;
-    // Rules repeat an instance as it is; explicit holdings may differ in each.
-    const std::int64_t ranks = target.recipe() ? planner_.instance() : target.world();
-    for (std::int64_t r = 0; r < ranks; ++r) {
-      REFIT_ASSIGN(const model::RankLayout rank, target.expand(Rank(static_cast<std::uint32_t>(r))));
+    // Where bytes lie is one question for all ranks that lie alike.
+    REFIT_ASSIGN(const std::vector<std::uint32_t> alike, target.alike());
+    for (std::uint32_t r = 0; r < alike.size(); ++r) {
+      if (alike[r] != r) continue;
+      REFIT_ASSIGN(const model::RankLayout rank, target.expand(Rank(r)));
       REFIT_TRY(find_overlaps(target, rank, group_of, findings));
     }
     if (!findings.empty()) return findings.error();
@@ -62,7 +65,7 @@ class Counter {
     auto& entries = entries_.emplace_back();
     const std::int64_t most = std::int64_t{1} << planner_.position_bits();
     std::int64_t position = 0;
-    for (const DraftPiece& p : c.draft->pieces) {
+    for (const DraftPiece& p : c.draft->pieces()) {
       Entry e;
       const std::uint32_t set = c.sets[p.recipients];
       const auto& owners = c.draft->owners[p.owners];

@@ -49,6 +49,32 @@ def replay(found, real):
     return out
 
 
+def halves(h):
+    """A holding cut across its first factor of two or more, or [h]."""
+    k = next((k for k, (lo, hi) in enumerate(h["box"]) if hi - lo > 1), None)
+    if k is None:
+        return [h]
+    (lo, hi), at = h["box"][k], h["offset"]
+    mid = (lo + hi) // 2
+    return [dict(h, box=h["box"][:k] + [list(part)] + h["box"][k + 1:], offset=at + (part[0] - lo) * h["strides"][k]) for part in ((lo, mid), (mid, hi))]
+
+
+def compared(found, checkpoint):
+    """The layout against itself with all boxes cut, and with two elements' places changed."""
+    whole = tracing.layout_of([found], checkpoint)
+    held = whole["ranks"][0]["holdings"]
+    cut = dict(whole, ranks=[dict(whole["ranks"][0], holdings=[p for h in held for p in halves(h)])])
+    for a, b in ((whole, cut), (cut, whole)):
+        assert tracing.differences(a, b) == {}, tracing.differences(a, b)
+    ones = [p for h in held for p in halves(h)]
+    while any(len(halves(p)) > 1 for p in ones[:2]):
+        ones = [q for p in ones[:2] for q in halves(p)] + ones[2:]
+    if len(ones) > 1 and ones[0]["buffer"] == ones[1]["buffer"] and (ones[0]["tensor"], ones[0]["box"]) != (ones[1]["tensor"], ones[1]["box"]):
+        swapped = [dict(ones[0], offset=ones[1]["offset"]), dict(ones[1], offset=ones[0]["offset"])] + ones[2:]
+        other = dict(whole, ranks=[dict(whole["ranks"][0], holdings=swapped)])
+        assert tracing.differences(whole, other), "two elements changed places and nobody saw it"
+
+
 def check(shapes, tensors, steps, dtype=torch.float32, tie=(), zeroed=0):
     found = tracing.trace(lambda: Desk(shapes, steps, "meta", dtype, tie), {n: (s, torch.float32) for n, s in tensors.items()})
     real = values(tensors)
@@ -57,6 +83,7 @@ def check(shapes, tensors, steps, dtype=torch.float32, tie=(), zeroed=0):
         desk.load_weights(real.items())
     real = values(tensors)  # a loader may have changed its arguments
     assert not found.problems, found.problems
+    compared(found, {n: (s, torch.float32) for n, s in tensors.items()})
     got = replay(found, real)
     for name, p in desk.named_parameters():
         assert torch.equal(got[name].reshape(p.shape), p), f"{name}: {got[name]} is not {p.flatten()}"

@@ -86,6 +86,8 @@ def compare(desk, source, saved, spec, tp, dp, ep):
         for n, t in own.items():
             sizes[rank, n] = t.numel(), t.element_size()
             parameters[rank, n] = t.contiguous()
+    # The symbolic comparison that a live engine makes, and the one that looks at every element.
+    assert tracing.differences(ruled, traced, apart=values) == {}, tracing.differences(ruled, traced, apart=values)
     a, b = layouts.element_ids(ruled, sizes), layouts.element_ids(traced, sizes)
     for key in sizes:
         same = torch.equal(a[key], b[key])

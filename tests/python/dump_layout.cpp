@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
       json box = json::array();
       for (const Interval& i : h.box) box.push_back({i.lo, i.hi});
       holdings.push_back({{"tensor", tensors[h.tensor.value].name},
-                          {"view", h.view.radices},
+                          {"view", h.view.radices.get()},
                           {"box", box},
                           {"offset", h.offset},
                           {"strides", h.strides}});

@@ -1,7 +1,7 @@
 """Tiny random models in a real vLLM engine over several ranks: each rank's receiver installs its own shard; greedy tokens
 equal transformers' before and after refits, and a process that publishes is one rank with whole tensors.
 
-Usage: tiny.py BUILD_DIR FAMILY [TENSOR_PARALLEL_SIZE]"""
+Usage: tiny.py BUILD_DIR FAMILY [TENSOR_PARALLEL_SIZE [LAYOUT]]      (LAYOUT: where the ranks' layout comes from, e.g. traced)"""
 import json
 import pathlib
 import sys
@@ -14,6 +14,7 @@ import support  # noqa: E402
 
 def main():
     build, family, ranks = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 2
+    layout = sys.argv[4] if len(sys.argv) > 4 else "auto"
     site = support.installed(build)
     sys.path.insert(0, str(site))
     support.os.environ.update(PYTHONPATH=str(site), VLLM_CPU_OMP_THREADS_BIND="|".join(str(r % (support.os.cpu_count() or 1)) for r in range(ranks)))
@@ -44,7 +45,7 @@ def main():
 
     support.check(f"{family}, tp={ranks}: before any refit", generated(), tokens[0])
     with refit.Coordinator(1, 1, ranks, stall_timeout_s=10) as coordinator:
-        sync = refit.vllm.VllmWeightSynchronizer(coordinator, [refit.vllm.LocalEngine(llm)])
+        sync = refit.vllm.VllmWeightSynchronizer(coordinator, [refit.vllm.LocalEngine(llm)], init_info={"layout": layout})
         live = {k: v.clone() for k, v in weights[1].items()}
         import concurrent.futures
 
@@ -61,7 +62,7 @@ def main():
             support.check(f"{family}, tp={ranks}: after refit {step}", generated(), tokens[which])
         publisher.close()
         sync.shutdown()
-    print("passed")
+    print(f"passed, layout: {layout}")
 
 
 if __name__ == "__main__":

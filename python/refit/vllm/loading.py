@@ -31,6 +31,15 @@ def _loaded_form(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(_tensors(module)), **parameters, **buffers}
 
 
+def loaded_forms(model: torch.nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Every parameter and buffer by its full name, as weights are loaded: shape and dtype."""
+    out = {}
+    for path, module in model.named_modules():
+        for name, form in _loaded_form(module).items():
+            out[f"{path}.{name}".lstrip(".")] = (tuple(form.shape), form.dtype)
+    return out
+
+
 class Model:
     """A live model and the names under which its parameters are installed.
 

@@ -16,6 +16,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from .._errors import DeadlineError, Error, InvalidError, UnsupportedError
 from ..layout import Layout
 from ..members import Receiver, VersionInfo
+from .layouts import choose_layout, traced_weights
 from .loading import Model
 
 log = logging.getLogger("refit.vllm")
@@ -27,12 +28,16 @@ VERSIONS = ("0.32.0",)
 @dataclass
 class RefitInitInfo(WeightTransferInitInfo):
     """address: of the job's coordinator. replica of replicas: which instance this engine is. model: a checkpoint
-    directory or configuration that the layout is made from (default: the one that the engine was started with)."""
+    directory or configuration that the layout is made from (default: the one that the engine was started with).
+    layout: "rules"; "traced": from the engine's own loader (model must be a checkpoint directory), compared with the rules
+    where they cover the model; "auto": rules, or traced where none cover it. trace_timeout_s: for the process that traces."""
 
     address: str = ""
     replica: int = 0
     replicas: int = 1
     model: str = ""
+    layout: str = "auto"
+    trace_timeout_s: float = 600
     threads: int = 1
     join_timeout_s: float = 60
     untested_version: bool = False
@@ -165,7 +170,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
         self._gate = _Gate(self._load)
         receiver = Receiver(init_info.address, layout, rank, engine=self._gate, threads=init_info.threads, join_timeout_s=init_info.join_timeout_s)
         try:
-            self._weights = {p.name: p.torch() for p in receiver.parameters}
+            self._weights = {p.name: p.torch() for p in receiver.parameters} or traced_weights(receiver, self.model)
             self._target = Model(self.model, self.model_config, {name: (tuple(t.shape), t.dtype) for name, t in self._weights.items()})
         except BaseException:
             receiver.close()
@@ -217,7 +222,9 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
             raise UnsupportedError("enable_eplb moves experts between ranks under the weights: switch it off")
         tp, dp = p.tensor_parallel_size, p.data_parallel_size
         ep = tp * dp if p.enable_expert_parallel else 1
-        layout = Layout.from_model(init_info.model or self.model_config.model, f"vllm:tp={tp},dp={dp},ep={ep},replicas={init_info.replicas}")
+        model = init_info.model or self.model_config.model
+        dtype = str(self.model_config.dtype).removeprefix("torch.")
+        layout = choose_layout(model, tp, dp, ep, init_info.replicas, dtype, init_info.layout, init_info.trace_timeout_s)
         rank = init_info.replica * tp * dp + p.data_parallel_index * tp + p.rank % tp
         if math.prod((init_info.replicas, tp, dp)) != layout.world:
             raise InvalidError(f"the layout has {layout.world} ranks, the engines {init_info.replicas} x {tp * dp}")

@@ -81,7 +81,7 @@ Status factor(Arrangement& array, int axis, const Dims& radices) {
   Piece& p = array.pieces[0];
   const auto a = static_cast<std::size_t>(axis);
   if (!p.view.is_trivial() || p.box != whole(array.shape)) return wrong("view of a tensor that is not whole");
-  p.view.radices[a] = radices;
+  p.view.radices.set(a, radices);
   REFIT_TRY(p.view.validate(array.shape));
   p.box = whole(p.view.extents());
   p.places.clear();
@@ -444,7 +444,7 @@ Result<Arrangement> in_blocks(Arrangement array, const Dims& blocks, const std::
                                          std::to_string(block));
       i = {i.lo / block, ceil_div(i.hi, block)};
       base /= block;
-      p.view.radices[f] = {ceil_div(full, block)};
+      p.view.radices.set(f, {ceil_div(full, block)});
     }
   }
   for (std::size_t f = 0; f < blocks.size(); ++f) array.shape[f + outer] = ceil_div(array.shape[f + outer], blocks[f]);
@@ -458,7 +458,7 @@ Lie lie_of(const Piece& piece, const Dims& shape) {
   for (std::size_t a = 0; a < shape.size(); ++a) out.offset += piece.base[a] * axis_stride[a];
   std::size_t f = 0;
   for (const Dims& radices : piece.view.radices) {
-    Dims& kept = out.view.radices.emplace_back();
+    Dims kept;
     for (std::size_t i = 0; i < radices.size(); ++i, ++f) {
       const Piece::Place& place = piece.places[f];
       const std::int64_t stride = place.axis < 0 ? 0 : place.step * axis_stride[static_cast<std::size_t>(place.axis)];
@@ -477,6 +477,7 @@ Lie lie_of(const Piece& piece, const Dims& shape) {
       out.box.push_back(inner);
       out.strides.push_back(stride);
     }
+    out.view.radices.push_back(std::move(kept));
   }
   return out;
 }

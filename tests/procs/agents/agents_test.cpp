@@ -167,6 +167,33 @@ TEST_P(OverMovers, ANewAgentBesideSurvivingBytesJoinsTheNextRound) {
   EXPECT_TRUE(job.all_hold(1));
 }
 
+// Tensors that the sides store through different transforms: the first version is read again, a new agent is repaired.
+TEST_P(OverMovers, ValuesThroughTransformsArrive) {
+  const Options cases[] = {{.config = test::kMamba, .source = "fsdp=2", .target = "vllm:tp=2"},
+                           {.config = test::kDelta, .source = "megatron:tp=2", .target = "vllm:tp=1,replicas=2"}};
+  for (const Options& o : cases) {
+    Job job(o);
+    job.start();
+    for (std::int64_t step = 0; step < 2; ++step) {
+      if (step > 0) job.train(step);
+      const auto r = must(job.sync->sync_weights(step));
+      ASSERT_TRUE(r.ok()) << (r.round.error ? r.round.error->to_string() : "");
+      EXPECT_TRUE(job.all_hold(step)) << o.source << " step " << step;
+    }
+    EXPECT_NE(must(job.sync->verify(10)).find("\"ok\":true"), std::string::npos);
+    MemberThread& t = *job.members[3];
+    t.join();
+    job.members[3].reset();
+    job.members[3] = job.make(3);  // a process that starts anew holds nothing
+    job.members[3]->start();
+    ASSERT_TRUE(job.sync->init_communicator().ok());
+    job.train(2);
+    const auto r = must(job.sync->sync_weights(2));
+    ASSERT_TRUE(r.ok()) << (r.round.error ? r.round.error->to_string() : "");
+    EXPECT_TRUE(job.all_hold(2)) << o.source;
+  }
+}
+
 TEST(Agents, ARestartedCoordinatorReadsItsJournalAndGoesOn) {
   Job job;
   job.start();

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "agent/agent.h"
+#include "support/expected.h"
 #include "sync/sync.h"
 
 namespace refit::rig {
@@ -24,10 +25,11 @@ inline std::string transport_in_use = "shm";
 inline std::string encoding_in_use = "raw";
 
 struct Options {
+  std::string config = kConfig;
   std::string source = "tp=2", target = "vllm:tp=1,replicas=2";
   std::string transport = transport_in_use;
   std::string encoding = encoding_in_use;
-  std::string baseline_dir;
+  std::string baseline_dir{};
   bool snapshot = false;
   double stall_s = 3, join_s = 20, total_s = 20;
   sync::OnTargetLoss on_loss = sync::OnTargetLoss::kFail;
@@ -78,8 +80,8 @@ class Job {
     id_ = {env.random_u64(), env.random_u64()};
     const std::string base = must(transport::make_runtime_dir(env, ""));
     dir_ = must(transport::make_runtime_dir(env, base + "/rig-" + id_.hex().substr(0, 8)));
-    source_ = must(model::rule_layout(kConfig, options_.source));
-    target_ = must(model::rule_layout(kConfig, options_.target));
+    source_ = must(model::rule_layout(options_.config, options_.source));
+    target_ = must(model::rule_layout(options_.config, options_.target));
     shape_.source_ranks = static_cast<std::uint32_t>(source_->world());
     shape_.target_instances = static_cast<std::uint32_t>(target_->instances());
     shape_.target_ranks = static_cast<std::uint32_t>(target_->world() / target_->instances());
@@ -201,14 +203,12 @@ class Job {
   // Every live element of one engine against the pure function of (seed, steps).
   bool holds(MemberThread& m, std::int64_t steps) {
     bool same = true;
+    const test::Expected expected(*source_, *target_, kSeed, rule);
     for (const model::Holding& h : m.engine->rank_layout().holdings) {
       const model::LogicalTensor& t = target_->catalogue().tensors[h.tensor.value];
       engine::for_each_run(t, h, m.engine->regions()[h.buffer].data,
                            [&](std::int64_t linear, std::byte* live, std::int64_t count) {
-                             std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(h.dtype)));
-                             engine::initial_values(kSeed, t.name, t.dtype, linear, want.data(), count);
-                             for (std::int64_t s = 1; s <= steps; ++s)
-                               engine::apply_step(rule, s, t.name, t.dtype, linear, want.data(), count);
+                             const auto want = expected.bytes(t, h.dtype, steps, linear, count);
                              same = same && std::memcmp(want.data(), live, want.size()) == 0;
                            });
     }

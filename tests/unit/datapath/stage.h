@@ -6,10 +6,15 @@
 
 #include "agent/lower.h"
 #include "agent/sealer.h"
+#include "agent/value_stages.h"
 #include "engine/engine.h"
 #include "install/install.h"
+#include "support/expected.h"
 
 namespace refit::agent {
+
+using test::kDelta;
+using test::kMamba;
 
 inline constexpr const char* kLlama =
     R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":96,"intermediate_size":120,
@@ -35,10 +40,13 @@ struct Case {
 struct Stage {
   std::shared_ptr<const model::Layout> source, target;
   plan::Options options{
-      .bucket_bytes = 4096, .staging_bytes = 1 << 20, .partial = false, .files = false, .allow_cast = {}};
+      .bucket_bytes = 4096, .staging_bytes = 1 << 20, .values = plan::Values::kStages, .allow_cast = {}};
   memory::Budget budget{1 << 30};
   std::vector<std::unique_ptr<engine::ReferenceTrainer>> trainers;
   std::vector<plan::RankPlan> source_plans;
+  std::vector<memory::Arena> values;                   // what the stages of each source write
+  std::vector<std::vector<memory::RegionRef>> lent;    // of each source: its buffers, then those
+  std::vector<std::unique_ptr<ValueStages>> stages;
   std::vector<std::unique_ptr<Sealer>> sealers;
   std::vector<Seal> seals;
   std::vector<std::unique_ptr<engine::ReferenceEngine>> engines;
@@ -62,9 +70,16 @@ struct Stage {
       source_plans.push_back(std::move(*plan));
       members.push_back(100 + r);
     }
-    for (std::uint32_t r = 0; r < source->world(); ++r)
+    for (std::uint32_t r = 0; r < source->world(); ++r) {
+      const auto own = trainers[r]->regions();
+      lent.emplace_back(own.begin(), own.end());
+      values.push_back(std::move(memory::Arena::make(source_plans[r].value_bytes, &budget, "values")).value());
+      if (!source_plans[r].transforms.empty())
+        lent[r].push_back({values[r].data(), values[r].bytes(), memory::Kind::kHost, nullptr});
+      stages.push_back(std::make_unique<ValueStages>(source_plans[r], options));
       sealers.push_back(
-          std::make_unique<Sealer>(source_plans[r], trainers[r]->regions(), kSeed, kernel::Exec{nullptr, &progress}));
+          std::make_unique<Sealer>(source_plans[r], lent[r], kSeed, kernel::Exec{nullptr, &progress}, &options));
+    }
     for (std::uint32_t r = 0; r < target->world(); ++r) {
       engines.push_back(std::move(engine::ReferenceEngine::make(target, Rank(r), &budget)).value());
       auto plan = plan::make_plan(*source, *target, options, plan::Side::kTarget, Rank(r));
@@ -79,6 +94,10 @@ struct Stage {
 
   void seal(bool groups) {
     seals.clear();
+    for (std::size_t r = 0; r < stages.size(); ++r) {
+      const Status ran = stages[r]->run(trainers[r]->regions(), values[r].data(), {});
+      ASSERT_TRUE(ran.ok()) << ran.error().to_string();
+    }
     for (auto& s : sealers) seals.push_back(std::move(s->seal(groups)).value());
   }
 
@@ -93,7 +112,7 @@ struct Stage {
       out.resize(static_cast<std::size_t>(layout.starts[i]));
       std::vector<std::span<const std::byte>> runs;
       append_runs(segment_of(plan.geometries[p.geometry], p.src_buffer, p.src_offset),
-                  trainers[sender]->regions()[p.src_buffer].data, runs);
+                  lent[sender][p.src_buffer].data, runs);
       for (const auto& run : runs) out.insert(out.end(), run.begin(), run.end());
       EXPECT_EQ(static_cast<std::int64_t>(out.size()), layout.ends[i]);
     }
@@ -109,8 +128,8 @@ struct Stage {
       std::vector<const std::byte*> bases;
       for (const Segment& s : bucket.segments) {
         const auto range = touched(s);
-        EXPECT_TRUE(range.ok() && range->lo >= 0 && range->hi <= trainers[sender]->regions()[s.region].bytes);
-        bases.push_back(trainers[sender]->regions()[s.region].data + s.offset);
+        EXPECT_TRUE(range.ok() && range->lo >= 0 && range->hi <= lent[sender][s.region].bytes);
+        bases.push_back(lent[sender][s.region].data + s.offset);
       }
       const std::vector<std::byte> sent = packed ? pack(sender, bucket.id) : std::vector<std::byte>();
       if (packed) {
@@ -129,15 +148,13 @@ struct Stage {
 
   // Every live element against the same pure function that filled the trainers.
   void expect_live(std::int64_t steps, const engine::StepRule& rule) {
+    const test::Expected expected(*source, *target, kSeed, rule);
     for (auto& e : engines)
       for (const model::Holding& h : e->rank_layout().holdings) {
         const model::LogicalTensor& t = target->catalogue().tensors[h.tensor.value];
         engine::for_each_run(t, h, e->regions()[h.buffer].data,
                              [&](std::int64_t linear, std::byte* live, std::int64_t count) {
-                               std::vector<std::byte> want(static_cast<std::size_t>(count * item_size(h.dtype)));
-                               engine::initial_values(kSeed, t.name, t.dtype, linear, want.data(), count);
-                               for (std::int64_t s = 1; s <= steps; ++s)
-                                 engine::apply_step(rule, s, t.name, t.dtype, linear, want.data(), count);
+                               const auto want = expected.bytes(t, h.dtype, steps, linear, count);
                                ASSERT_EQ(std::memcmp(want.data(), live, want.size()), 0)
                                    << t.name << " rank " << e->rank().value << " at " << linear;
                              });

@@ -1,6 +1,9 @@
 // Layouts from rules, as classes, give the very plans that their ranks give when written out one by one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <tuple>
+
 #include "plan/plan.h"
 
 namespace refit::plan {
@@ -100,6 +103,39 @@ TEST(PlanRules, ClassesAndWrittenOutRanksGiveEqualPlans) {
         EXPECT_EQ(a->shared_with, b->shared_with);
       }
     }
+  }
+}
+
+// What the world's proof of overlaps relies on: ranks that are called alike lie alike.
+TEST(PlanRules, RanksThatAreCalledAlikeLieAlike) {
+  for (const auto& [model, spec] : {std::pair("qwen3-30b-a3b@layers=2", "vllm:tp=4,dp=2,ep=8"),
+                                    std::pair("deepseek-v3@layers=4", "vllm:tp=4,dp=2,draft=skip"),
+                                    std::pair("smollm2-135m@layers=3", "vllm:tp=3,replicas=2"),
+                                    std::pair("llama-3.2-1b@layers=3", "fsdp=3,tp=2"),
+                                    std::pair("qwen3-next-80b-a3b@layers=4", "megatron:tp=2,pp=2,ep=2")}) {
+    SCOPED_TRACE(std::string(model) + " " + spec);
+    const LayoutPtr layout = rules(model, spec);
+    const auto alike = layout->alike();
+    ASSERT_TRUE(alike.ok());
+    std::size_t own = 0;
+    for (std::uint32_t r = 0; r < alike->size(); ++r) {
+      const std::uint32_t first = (*alike)[r];
+      ASSERT_LE(first, r);
+      own += first == r;
+      if (first == r) continue;
+      auto a = layout->expand(Rank(first)).value(), b = layout->expand(Rank(r)).value();
+      ASSERT_EQ(a.holdings.size(), b.holdings.size());
+      EXPECT_EQ(a.buffers, b.buffers);
+      for (model::RankLayout* rank : {&a, &b})
+        std::stable_sort(rank->holdings.begin(), rank->holdings.end(),
+                         [](const model::Holding& x, const model::Holding& y) { return x.offset < y.offset; });
+      for (std::size_t i = 0; i < a.holdings.size(); ++i) {
+        const model::Holding &x = a.holdings[i], &y = b.holdings[i];
+        ASSERT_EQ(std::tie(x.offset, x.strides, x.dtype, x.tensor), std::tie(y.offset, y.strides, y.dtype, y.tensor));
+        for (std::size_t k = 0; k < x.box.size(); ++k) ASSERT_EQ(x.box[k].size(), y.box[k].size());
+      }
+    }
+    EXPECT_TRUE(own < alike->size()) << "no two ranks are alike: nothing was compared";
   }
 }
 
