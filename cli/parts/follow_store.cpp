@@ -1,5 +1,5 @@
-// refit serve --follow: one rollout replica that takes its versions out of a store. Starts from the newest, catches up by
-// whatever is shortest, goes on serving while the store is away or wrong.
+// refit serve --follow: one rollout replica that takes its versions out of a store. Starts from the newest, catches up
+// by whatever is shortest, goes on serving while the store is away or wrong.
 #include <algorithm>
 
 #include "agent/agent.h"
@@ -11,8 +11,8 @@ namespace refit::cli {
 namespace {
 
 constexpr std::int64_t kPage = 4096;
-constexpr double kLookS = 30;         // one look at what is newest
-constexpr int kCollectedTries = 3;    // a version may be collected while it is read
+constexpr double kLookS = 30;       // one look at what is newest
+constexpr int kCollectedTries = 3;  // a version may be collected while it is read
 
 class StoreFollower {
  public:
@@ -59,7 +59,7 @@ class StoreFollower {
       options.trust.pinned = true;
     }
     while (true) {
-      Result<store::Follower> opened = store::Follower::open(*store_, options, Deadline::after_s(kLookS));
+      Result<store::Follower> opened = store::Follower::open(*store_, options, look_deadline());
       if (opened.ok()) {
         follower_ = std::make_unique<store::Follower>(std::move(*opened));
         break;
@@ -75,6 +75,7 @@ class StoreFollower {
     return lay_out();
   }
 
+  Deadline look_deadline() const { return Deadline::after_s(std::min(kLookS, o_.store.timeout_s)); }
   static std::string random_name() { return Hash128{0, system_env().random_u64()}.hex().substr(16); }
 
   Status lay_out() {
@@ -100,11 +101,12 @@ class StoreFollower {
     options.exec = {&pool_};
     REFIT_ASSIGN(replica_, agent::LocalReplica::make(hf_, regions_, target_, std::move(ranks), std::move(options)));
     REFIT_TRY(attach(held));
-    events_.tell("follower", "opened", {{"store", store_->name()},
-                                        {"lineage", follower_->lineage().hex()},
-                                        {"chunks", follower_->grid().chunks()},
-                                        {"wanted", wanted_},
-                                        {"bytes", follower_->grid().bytes()}});
+    events_.tell("follower", "opened",
+                 {{"store", store_->name()},
+                  {"lineage", follower_->lineage().hex()},
+                  {"chunks", follower_->grid().chunks()},
+                  {"wanted", wanted_},
+                  {"bytes", follower_->grid().bytes()}});
     return {};
   }
 
@@ -155,7 +157,8 @@ class StoreFollower {
     std::vector<std::byte*> tensors;
     for (std::size_t t = 0; t < places.size(); ++t) {
       if (places[t].offset < 0)
-        return Error(Code::kMismatch, "the configuration has no place for this tensor").at_tensor(model.tensors[t].name);
+        return Error(Code::kMismatch, "the configuration has no place for this tensor")
+            .at_tensor(model.tensors[t].name);
       tensors.push_back(regions_[places[t].buffer].data + places[t].offset);
     }
     // Only chunks that these ranks read: by where they lie in the mirror.
@@ -170,7 +173,8 @@ class StoreFollower {
       const std::size_t t = std::prev(it)->second;
       const std::int64_t first = (lo - tensors[t]) / grid.chunk_bytes();
       const std::int64_t last = (lo - tensors[t] + bytes - 1) / grid.chunk_bytes();
-      for (std::int64_t c = first; bytes > 0 && c <= last; ++c) wanted[grid.first(t) + static_cast<std::size_t>(c)] = true;
+      for (std::int64_t c = first; bytes > 0 && c <= last; ++c)
+        wanted[grid.first(t) + static_cast<std::size_t>(c)] = true;
     });
     wanted_ = std::count(wanted.begin(), wanted.end(), true);
     follower_->attach(std::move(tensors), std::move(wanted));
@@ -180,7 +184,7 @@ class StoreFollower {
   // One look at the store; installs what is newer, or what the mirror holds after a restart.
   Status look() {
     for (int tries = 0;; ++tries) {
-      REFIT_ASSIGN(const std::uint64_t number, follower_->newest(Deadline::after_s(std::min(kLookS, o_.store.timeout_s))));
+      REFIT_ASSIGN(const std::uint64_t number, follower_->newest(look_deadline()));
       if (number == 0 || (number == serving_ && !replica_->fenced())) return {};
       const Status s = take(number);
       if (s.ok() || s.error().code != Code::kBusy || tries + 1 == kCollectedTries) return s;
@@ -199,23 +203,23 @@ class StoreFollower {
     serving_ = f.number;
     step_ = f.step;
     if (state_) REFIT_TRY(state_->save({follower_->lineage(), f.number, follower_->trust()}));
-    nlohmann::ordered_json event{{"version", f.number},
-                                 {"step", f.step},
-                                 {"digest", f.content.hex()},
-                                 {"signed", f.is_signed},
-                                 {"wanted", f.wanted},
-                                 {"held", f.held},
-                                 {"deltas", f.deltas},
-                                 {"complete", f.complete},
-                                 {"payload_bytes", f.payload_bytes},
-                                 {"manifests", f.manifests},
-                                 {"fetch_seconds", static_cast<double>(fetched - start) * 1e-9},
-                                 {"install_seconds", static_cast<double>(monotonic_ns() - fetched) * 1e-9},
-                                 {"pause_seconds", static_cast<double>(in.pause_ns) * 1e-9},
-                                 {"bytes", in.bytes},
-                                 {"proof", {{"staged", in.proof.placed_staged}, {"live", in.proof.placed_live},
-                                            {"reread", proof}}},
-                                 {"cost", to_event(f.cost)}};
+    nlohmann::ordered_json event{
+        {"version", f.number},
+        {"step", f.step},
+        {"digest", f.content.hex()},
+        {"signed", f.is_signed},
+        {"wanted", f.wanted},
+        {"held", f.held},
+        {"deltas", f.deltas},
+        {"complete", f.complete},
+        {"payload_bytes", f.payload_bytes},
+        {"manifests", f.manifests},
+        {"fetch_seconds", static_cast<double>(fetched - start) * 1e-9},
+        {"install_seconds", static_cast<double>(monotonic_ns() - fetched) * 1e-9},
+        {"pause_seconds", static_cast<double>(in.pause_ns) * 1e-9},
+        {"bytes", in.bytes},
+        {"proof", {{"staged", in.proof.placed_staged}, {"live", in.proof.placed_live}, {"reread", proof}}},
+        {"cost", to_event(f.cost)}};
     if (o_.check) {
       REFIT_ASSIGN(const std::int64_t compared, compare());
       event["compared_bytes"] = compared;
@@ -233,8 +237,8 @@ class StoreFollower {
       if (newest.number == step_) path = newest.path, steps = 0;
     }
     if (path.empty())
-      return Error(Code::kInvalid, "--check needs --model, or --watch with the checkpoint of step " +
-                                       std::to_string(step_));
+      return Error(Code::kInvalid,
+                   "--check needs --model, or --watch with the checkpoint of step " + std::to_string(step_));
     REFIT_ASSIGN(const ModelSource model, ModelSource::open(path));
     std::int64_t bytes = 0;
     for (const auto& e : engines_) {

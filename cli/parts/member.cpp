@@ -61,7 +61,8 @@ Status either(const PartOptions& o, const std::string& url, const std::string& u
     if (o.address.empty() && o.keys.empty()) return {};
     return Error(Code::kInvalid, "ADDR and --keys name a job, " + url_option + " a store: give one");
   }
-  if (o.address.empty()) return Error(Code::kInvalid, "give the coordinator's ADDR, or " + url_option + " URL for a store");
+  if (o.address.empty())
+    return Error(Code::kInvalid, "give the coordinator's ADDR, or " + url_option + " URL for a store");
   if (o.keys.empty()) return Error(Code::kInvalid, "--keys is required");
   for (const auto& [name, value] : job)
     if (value->empty()) return Error(Code::kInvalid, name + " is required");

@@ -25,8 +25,8 @@ struct PartOptions {
   double share = 0.01;
 };
 void declare(CLI::App& command, Context& context, PartOptions& options);
-// Either a job (ADDR, --keys and the options of `job`, all given) or a store. Errors: kInvalid naming what is missing or
-// too much.
+// Either a job (ADDR, --keys and the options of `job`, all given) or a store. Errors: kInvalid naming what is missing
+// or too much.
 Status either(const PartOptions& options, const std::string& url, const std::string& url_option,
               const std::vector<std::pair<std::string, const std::string*>>& job);
 

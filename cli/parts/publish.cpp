@@ -154,12 +154,14 @@ void setup_publish(CLI::App& app, Context& context) {
   c->add_option("--anchor-every", to->anchor_every, "With --to: every so many versions one is complete")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  c->add_option("--keep", to->keep, "With --to: newest versions that stay")->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--encoding", to->encoding, "With --to: form of deltas; xor means undoable")
-      ->check(CLI::IsMember({"undoable", "xor", "overwrite"}))
+  c->add_option("--keep", to->keep, "With --to: newest versions that stay")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  c->add_option("--chunk-bytes", to->chunk_bytes, "With --to, for a new store: what can be fetched alone")->capture_default_str();
-  c->add_option("--object-bytes", to->object_bytes, "With --to: size of data objects")->capture_default_str();
+  c->add_option("--encoding", to->encoding, "With --to: form of deltas, undoable without it; xor means the same")
+      ->check(CLI::IsMember({"undoable", "xor", "overwrite"}));
+  c->add_option("--chunk-bytes", to->chunk_bytes, "With --to, for a new store: what can be fetched alone")
+      ->capture_default_str();
+  c->add_option("--object-bytes", to->object_bytes, "With --to: size of data objects (64MiB)");
   c->add_option("--sign", to->sign, "With --to: Ed25519 private key (PEM) that signs manifests");
   c->add_option("--lease-s", to->lease_s, "With --to: a follower that shows no life for so long has left")
       ->check(CLI::PositiveNumber)
@@ -171,6 +173,9 @@ void setup_publish(CLI::App& app, Context& context) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   c->callback([o, to, &context] {
+    if (o->address.empty())
+      if (const Status s = from_config(o->config, o->sets, to->store, to.get()); !s.ok())
+        return fail(context, s.error());
     if (const Status s = either(*o, to->store.url, "--to", {{"--source", &o->spec}, {"--model", &o->model}}); !s.ok())
       return fail(context, s.error());
     if (to->store.url.empty()) {

@@ -99,7 +99,9 @@ class StorePublisher {
     REFIT_ASSIGN(store::Publisher publisher,
                  store::Publisher::open(*store_, model_, std::move(options), Deadline::after_s(o_.store.timeout_s)));
     publisher_ = std::make_unique<store::Publisher>(std::move(publisher));
-    if (!o_.model.empty()) REFIT_ASSIGN(start_, Tensors::open(std::move(model), model_));
+    if (!o_.model.empty()) {
+      REFIT_ASSIGN(start_, Tensors::open(std::move(model), model_));
+    }
     events_.tell("publisher", "opened",
                  {{"store", store_->name()},
                   {"lineage", publisher_->lineage().hex()},
@@ -114,7 +116,9 @@ class StorePublisher {
     const bool random = start_->bytes()(0).empty();  // a configuration by name: values are made, not read
     for (std::int64_t step = o_.from_step; step <= std::max(o_.steps, o_.from_step) && !asked_to_end(); ++step) {
       Step next = start_;
-      if (step > 0 || random) REFIT_ASSIGN(next, start_->stepped(rule_, o_.seed, step));
+      if (step > 0 || random) {
+        REFIT_ASSIGN(next, start_->stepped(rule_, o_.seed, step));
+      }
       const bool known = (stepping || !o_.watch.empty()) && step <= publisher_->newest_step();
       if (!known) REFIT_TRY(publish(step, next));
       base_ = next;
@@ -161,8 +165,8 @@ class StorePublisher {
   Status publish(std::int64_t step, const Step& next) {
     const std::int64_t start = monotonic_ns();
     const store::TensorBytes base = base_ ? base_->bytes() : store::TensorBytes();
-    REFIT_ASSIGN(const store::Published p, publisher_->publish(step, next->bytes(), base,
-                                                               Deadline::after_s(o_.store.timeout_s)));
+    REFIT_ASSIGN(const store::Published p,
+                 publisher_->publish(step, next->bytes(), base, Deadline::after_s(o_.store.timeout_s)));
     const auto changed = static_cast<double>(p.changed), elements = static_cast<double>(p.elements);
     events_.tell("publisher", "committed",
                  {{"version", p.number},
@@ -174,6 +178,7 @@ class StorePublisher {
                   {"deltas", p.deltas},
                   {"complete", p.complete},
                   {"changed_percent", elements > 0 ? 100 * changed / elements : 0.0},
+                  {"bits_per_change", p.deltas > 0 ? 8 * static_cast<double>(p.delta_bytes) / changed : 0.0},
                   {"payload_bytes", p.payload_bytes},
                   {"manifest_bytes", p.manifest_bytes},
                   {"objects", p.objects},

@@ -118,10 +118,12 @@ void setup_serve(CLI::App& app, Context& context) {
           from->store);
   c->add_option("--state", from->state,
                 "With --follow: directory that keeps the weights and how far this follower came over restarts");
-  c->add_option("--trust", from->trust,
-                "With --follow: Ed25519 public key (PEM) of the publisher; without it the first signer seen is kept to");
+  c->add_option(
+      "--trust", from->trust,
+      "With --follow: Ed25519 public key (PEM) of the publisher; without it the first signer seen is kept to");
   c->add_option("--lease", from->lease, "With --follow: name of this follower's lease (random without it)");
-  c->add_option("--proof-every", from->proof_every, "With --follow: every so many versions are read again where they lie")
+  c->add_option("--proof-every", from->proof_every,
+                "With --follow: every so many versions are read again where they lie")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   c->add_option("--poll-s", from->poll_s, "With --follow: between two looks at the store")
@@ -129,7 +131,11 @@ void setup_serve(CLI::App& app, Context& context) {
       ->capture_default_str();
   c->add_flag("--once", from->once, "With --follow: install the newest version, or fail, and end");
   c->callback([o, from, &context] {
-    if (const Status s = either(*o, from->store.url, "--follow", {{"--target", &o->spec}, {"--model", &o->model}}); !s.ok())
+    if (o->address.empty())
+      if (const Status s = from_config(o->config, o->sets, from->store, nullptr); !s.ok())
+        return fail(context, s.error());
+    if (const Status s = either(*o, from->store.url, "--follow", {{"--target", &o->spec}, {"--model", &o->model}});
+        !s.ok())
       return fail(context, s.error());
     if (from->store.url.empty()) {
       if (const Status s = serve(context, *o); !s.ok()) fail(context, s.error());

@@ -1,6 +1,7 @@
 #include "cli/parts/stores.h"
 
 #include "cli/parts/events.h"
+#include "cli/training_config.h"
 
 namespace refit::cli {
 
@@ -12,9 +13,25 @@ void declare(CLI::App& c, const char* url_option, const char* what, StoreAccess&
   c.add_option("--addressing", a.addressing, "Bucket in the path or in the host name")
       ->check(CLI::IsMember({"auto", "path", "virtual"}))
       ->capture_default_str();
-  c.add_option("--request-timeout-s", a.timeout_s, "How long one version may take to bring or to fetch")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  c.add_option("--request-timeout-s", a.timeout_s, "How long one version may take to bring or to fetch (600)")
+      ->check(CLI::PositiveNumber);
+}
+
+Status from_config(const std::string& path, const std::vector<std::string>& sets, StoreAccess& a,
+                   PublishStoreOptions* publisher) {
+  sync::ConfigResult loaded = load_training_config(path, sets);
+  if (!loaded.ok()) return loaded.errors.front();
+  const sync::Config& c = loaded.config;
+  const std::string bucket = c.s3_bucket.value.value_or("");
+  if (a.url.empty() && !bucket.empty()) a.url = "s3://" + bucket + "/" + c.s3_prefix.value;
+  if (a.url.empty()) return {};
+  // The configuration's default region must not stand before the environment's.
+  if (a.region.empty() && !c.s3_region.origin.is_default()) a.region = c.s3_region.value;
+  if (a.timeout_s == 0) a.timeout_s = c.sparse_request_timeout_s.value;
+  if (publisher == nullptr) return {};
+  if (publisher->encoding.empty()) publisher->encoding = c.sparse_encoding.value;
+  if (publisher->object_bytes.empty()) publisher->object_bytes = std::to_string(c.sparse_export_s3.value);
+  return {};
 }
 
 Result<std::unique_ptr<store::ObjectStore>> open_store(const StoreAccess& a, const char* url_option) {

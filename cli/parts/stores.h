@@ -1,4 +1,5 @@
-// What `publish --to` and `serve --follow` share: how a store is named and reached, and the tensors of a model in order.
+// What `publish --to` and `serve --follow` share: how a store is named and reached, and the tensors of a model in
+// order.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <memory>
@@ -15,7 +16,7 @@ namespace refit::cli {
 struct StoreAccess {
   std::string url;
   std::string region, endpoint, profile, addressing = "auto";
-  double timeout_s = 600;  // of one version
+  double timeout_s = 0;  // of one version; 0: the configuration's, 600
 };
 void declare(CLI::App& command, const char* url_option, const char* what, StoreAccess& access);
 // Ends what is under way when the process is asked to end.
@@ -30,7 +31,7 @@ model::Catalogue catalogue_of(const store::Model& model);
 // `publish --to` and `serve --follow`.
 struct PublishStoreOptions {
   StoreAccess store;
-  std::string model, watch, sign, encoding = "undoable", chunk_bytes = "4MiB", object_bytes = "64MiB";
+  std::string model, watch, sign, encoding, chunk_bytes = "4MiB", object_bytes;
   std::int64_t steps = 0, from_step = 0, anchor_every = 10;
   std::uint64_t seed = 1, keep = 2;
   double share = 0.01, lease_s = 60, grace_s = 300, poll_s = 1;
@@ -38,6 +39,11 @@ struct PublishStoreOptions {
   bool hold = false, json = false;
 };
 Status publish_to_store(const PublishStoreOptions& options);
+
+// Fills what no option said from the sparse section of a training configuration: bucket and prefix, region, deadline,
+// and for a publisher encoding and object size. Without a path nothing happens.
+Status from_config(const std::string& path, const std::vector<std::string>& sets, StoreAccess& access,
+                   PublishStoreOptions* publisher);
 
 struct FollowStoreOptions {
   StoreAccess store;

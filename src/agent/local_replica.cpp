@@ -44,14 +44,13 @@ Result<std::unique_ptr<LocalReplica>> LocalReplica::make(std::shared_ptr<const m
   out->target_ = std::move(target);
   out->regions_ = std::move(regions);
   out->ranks_ = std::move(ranks);
-  if (out->source_->world() != 1 ||
-      std::ssize(out->ranks_) != out->target_->world() / out->target_->instances())
+  if (out->source_->world() != 1 || std::ssize(out->ranks_) != out->target_->world() / out->target_->instances())
     return Error(Code::kInvalid, "a local replica has one source and all ranks of one instance");
   const plan::Options& o = out->options_.plan;
   REFIT_ASSIGN(const plan::Plans plans, plan::Plans::make(*out->source_, *out->target_, o));
   REFIT_ASSIGN(out->source_plan_, plans.of(plan::Side::kSource, Rank(0)));
-  out->sealer_ = std::make_unique<Sealer>(out->source_plan_, out->regions_, out->options_.digest_seed,
-                                          out->options_.exec);
+  out->sealer_ =
+      std::make_unique<Sealer>(out->source_plan_, out->regions_, out->options_.digest_seed, out->options_.exec);
   for (const LocalRank& r : out->ranks_) {
     const Rank rank = r.shard->rank();
     if (r.shard->commit_word() == nullptr)
@@ -71,8 +70,8 @@ Result<std::unique_ptr<LocalReplica>> LocalReplica::make(std::shared_ptr<const m
 
 LocalReplica::~LocalReplica() = default;
 
-void LocalReplica::for_each_read(
-    std::int64_t grain, const std::function<void(std::uint32_t, std::int64_t, std::int64_t)>& f) const {
+void LocalReplica::for_each_read(std::int64_t grain,
+                                 const std::function<void(std::uint32_t, std::int64_t, std::int64_t)>& f) const {
   for (const plan::RankPlan& plan : plans_)
     for (const plan::Piece& p : plan.pieces)
       spans(segment_of(plan.geometries[p.geometry], p.src_buffer, 0), grain, 0, p.src_offset,
@@ -81,10 +80,9 @@ void LocalReplica::for_each_read(
 
 void LocalReplica::observe(Phase phase, const Txn& txn) const {
   for (const LocalRank& r : ranks_)
-    if (options_.observer) options_.observer({.phase = phase,
-                                              .who = {Role::kTarget, 0, r.shard->rank().value},
-                                              .txn = txn,
-                                              .at_ns = monotonic_ns()});
+    if (options_.observer)
+      options_.observer(
+          {.phase = phase, .who = {Role::kTarget, 0, r.shard->rank().value}, .txn = txn, .at_ns = monotonic_ns()});
 }
 
 Result<LocalInstall> LocalReplica::install(const Txn& txn, const Version& version, bool proof) {

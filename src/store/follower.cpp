@@ -33,7 +33,7 @@ Result<Follower> Follower::open(ObjectStore& store, FollowOptions options, Deadl
   out.highest_ = out.options_.least_number;
   std::array<std::byte, 8> random{};  // a lease of an earlier process must not look as if it stood still
   REFIT_TRY(system_env().random(random));
-  std::memcpy(&out.lease_counter_, random.data(), random.size());
+  std::memcpy(&out.lease_.counter, random.data(), random.size());
   REFIT_ASSIGN(const std::uint64_t number, out.newest(deadline));
   if (number == 0) return Error(Code::kBusy, "no version is committed there yet").at_peer(store.name());
   REFIT_ASSIGN(const std::optional<Link> top, out.history_->load(number, deadline));
@@ -70,8 +70,12 @@ Result<std::uint64_t> Follower::newest(Deadline deadline) {
 }
 
 Status Follower::renew(std::uint64_t to, Deadline deadline) {
-  if (options_.lease.empty()) return {};
-  const Bytes bytes = write_lease({++lease_counter_, content_.number, to});
+  const std::int64_t now = monotonic_ns();
+  const bool same = lease_.from == content_.number && lease_.to == to;
+  if (options_.lease.empty() || (same && now - renewed_ns_ < options_.renew_ns)) return {};
+  lease_ = {lease_.counter + 1, content_.number, to};
+  renewed_ns_ = now;
+  const Bytes bytes = write_lease(lease_);
   return store_->put(kLeasesPrefix + options_.lease, bytes, sha256(bytes), deadline);
 }
 
@@ -87,7 +91,10 @@ Result<Fetched> Follower::fetch(std::uint64_t number, Deadline deadline) {
   REFIT_TRY(renew(number, deadline));
   REFIT_ASSIGN(std::optional<Link> top, history_->load(number, deadline));
   if (!top) return collected(number, store_->name());
-  REFIT_ASSIGN(const auto chain, history_->chain(std::move(*top), content_, content_.number, deadline));
+  // Below an anchor only deltas from what is held are of use.
+  const std::uint64_t held_number = content_.number != 0 ? content_.number : options_.least_number;
+  REFIT_ASSIGN(const auto chain, history_->chain(std::move(*top), content_,
+                                                 held_number != 0 ? held_number : ~std::uint64_t{0}, deadline));
   if (!chain) return collected(number, store_->name());
   Result<Content> target = content_at(*chain, content_, grid());
   if (!target.ok()) return Error(target.error()).at_peer(store_->name());
@@ -116,7 +123,7 @@ Result<Fetched> Follower::fetch(std::uint64_t number, Deadline deadline) {
 Result<std::vector<std::vector<const Entry*>>> Follower::choose(const std::vector<Link>& chain,
                                                                 const Content& target) const {
   std::vector<std::vector<const Entry*>> out(chain.size());
-  std::vector<const Entry*> deltas, best;   // of one chunk; deltas[i] belongs to chain[at[i]]
+  std::vector<const Entry*> deltas, best;  // of one chunk; deltas[i] belongs to chain[at[i]]
   std::vector<std::size_t> at, best_at;
   for (std::uint32_t c = 0; c < wanted_.size(); ++c) {
     if (!wanted_[c] || held_[c] == target.chunks[c]) continue;
@@ -144,8 +151,8 @@ Result<std::vector<std::vector<const Entry*>>> Follower::choose(const std::vecto
       break;
     }
     if (best.empty())
-      return Error(Code::kCorrupt, "no way leads to chunk " + std::to_string(c) + " of version " +
-                                       std::to_string(target.number))
+      return Error(Code::kCorrupt,
+                   "no way leads to chunk " + std::to_string(c) + " of version " + std::to_string(target.number))
           .at_peer(store_->name())
           .at_stage("manifest")
           .at_tensor(model_->tensors[grid()[c].tensor].name);
@@ -243,15 +250,15 @@ Status Follower::use(const Link& link, const Entry& e, View payload, codec::Work
     const codec::Header& h = delta.header();
     if (h.shape.width != p.width || h.shape.bytes() != p.bytes || h.identity.base != e.base ||
         h.identity.next != e.next)
-      return Error(Code::kMismatch, "the delta is not the one that version " + std::to_string(link.manifest.number) +
-                                        " announces");
+      return Error(Code::kMismatch,
+                   "the delta is not the one that version " + std::to_string(link.manifest.number) + " announces");
     REFIT_TRY(codec::admit(delta, held_[e.chunk]));
     codec::apply(work, delta, place);
   }
   held_[e.chunk] = hash128(place);
   if (held_[e.chunk] != e.next)
-    return Error(Code::kCorrupt, "the result has another hash than version " + std::to_string(link.manifest.number) +
-                                     " announces");
+    return Error(Code::kCorrupt,
+                 "the result has another hash than version " + std::to_string(link.manifest.number) + " announces");
   return {};
 }
 

@@ -15,20 +15,21 @@
 namespace refit::store {
 
 struct FollowOptions {
-  Trust trust;
-  std::string lease;  // name of this reader's lease, [a-z0-9-]; empty: none is written
+  Trust trust{};
+  std::string lease{};  // name of this reader's lease, [a-z0-9-]; empty: none is written
   ThreadPool* pool = nullptr;
-  std::int64_t range_bytes = 16 << 20;  // most bytes of one download
-  std::int64_t gap_bytes = 64 << 10;    // unneeded bytes that are read rather than asked for around
-  std::uint64_t least_number = 0;       // versions below were never served again: the high-water mark
+  std::int64_t renew_ns = 10 * kNsPerSecond;  // a lease that says nothing new is written again after so long
+  std::int64_t range_bytes = 16 << 20;        // most bytes of one download
+  std::int64_t gap_bytes = 64 << 10;          // unneeded bytes that are read rather than asked for around
+  std::uint64_t least_number = 0;             // versions below were never served again: the high-water mark
 };
 
 struct Fetched {
   std::uint64_t number = 0, epoch = 0;
   std::int64_t step = 0;
   Hash128 content;
-  std::int64_t wanted = 0, held = 0;       // chunks; those that were right already
-  std::int64_t deltas = 0, complete = 0;   // payloads
+  std::int64_t wanted = 0, held = 0;      // chunks; those that were right already
+  std::int64_t deltas = 0, complete = 0;  // payloads
   std::int64_t payload_bytes = 0;
   std::int64_t manifests = 0;
   bool is_signed = false;
@@ -76,7 +77,9 @@ class Follower {
   std::vector<Hash128> held_;  // of each wanted chunk, as it lies there
   Content content_;            // the last version that was read whole
   bool whole_ = false;
-  std::uint64_t lease_counter_ = 0, highest_ = 0;
+  Lease lease_;
+  std::int64_t renewed_ns_ = 0;
+  std::uint64_t highest_ = 0;
 };
 
 }  // namespace refit::store

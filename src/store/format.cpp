@@ -390,7 +390,8 @@ std::optional<Attempt> attempt_of(const std::string& key) {
   if (!text.starts_with(kVersionsPrefix) || text.size() < kLead + 38 || text[kLead + 20] != '-' ||
       text[kLead + 37] != '/')
     return std::nullopt;
-  const auto number = from_digits(text.substr(kLead, 20), 20, 10), epoch = from_digits(text.substr(kLead + 21, 16), 16, 16);
+  const auto number = from_digits(text.substr(kLead, 20), 20, 10),
+             epoch = from_digits(text.substr(kLead + 21, 16), 16, 16);
   if (!number || !epoch) return std::nullopt;
   return Attempt{*number, *epoch};
 }

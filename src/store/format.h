@@ -82,10 +82,10 @@ struct Manifest {
   Sha256 model;
   Hash128 content;  // content_of() of all chunks
   std::int64_t chunk_bytes = 0;
-  bool anchor = false;               // every chunk has a complete entry
+  bool anchor = false;                // every chunk has a complete entry
   std::vector<std::int64_t> objects;  // bytes of each data object
-  std::vector<Entry> entries;        // by (chunk, encoding)
-  std::optional<PublicKey> signer;   // set by read_manifest() where the signature was checked
+  std::vector<Entry> entries;         // by (chunk, encoding)
+  std::optional<PublicKey> signer;    // set by read_manifest() where the signature was checked
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 Hash128 content_of(const std::vector<Hash128>& chunks);

@@ -20,7 +20,7 @@ Status Trust::admit(const Manifest& m) {
     pinned = true;
   }
   if (key == m.signer) return {};
-  const char* what = !key ? "is signed, the ones before were not"
+  const char* what = !key        ? "is signed, the ones before were not"
                      : !m.signer ? "is not signed, and a key is trusted"
                                  : "is signed with another key than the trusted one";
   return Error(Code::kMismatch, "manifest of version " + std::to_string(m.number) + " " + what).at_stage("manifest");
@@ -78,7 +78,8 @@ Result<std::optional<Link>> History::load(std::uint64_t number, std::uint64_t ep
 
 Result<const Model*> History::model_of(const Manifest& m, Deadline deadline) {
   if (model_) {
-    if (m.model == model_sha256_ && m.chunk_bytes == grid_.chunk_bytes()) return static_cast<const Model*>(model_.get());
+    if (m.model == model_sha256_ && m.chunk_bytes == grid_.chunk_bytes())
+      return static_cast<const Model*>(model_.get());
     return Error(Code::kMismatch, "version " + std::to_string(m.number) +
                                       " is of another model, or cut in other chunks, than the versions before it")
         .at_peer(store_->name())

@@ -54,8 +54,8 @@ class History {
 
  private:
   History(ObjectStore& store, Lineage lineage, Trust trust) : store_(&store), lineage_(lineage), trust_(trust) {}
-  Result<std::optional<Link>> load(std::uint64_t number, std::uint64_t epoch, const Sha256& sha256,
-                                   std::int64_t limit, Deadline deadline);
+  Result<std::optional<Link>> load(std::uint64_t number, std::uint64_t epoch, const Sha256& sha256, std::int64_t limit,
+                                   Deadline deadline);
 
   ObjectStore* store_;
   Lineage lineage_;

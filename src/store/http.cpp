@@ -138,9 +138,10 @@ Result<HttpAnswer> Http::perform(const HttpRequest& request, std::int64_t stall_
   curl_easy_setopt(h, CURLOPT_WRITEDATA, &x);
   if (cancelled) {
     curl_easy_setopt(h, CURLOPT_NOPROGRESS, 0L);
-    curl_easy_setopt(h, CURLOPT_XFERINFOFUNCTION, +[](void* f, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
-      return (*static_cast<const std::function<bool()>*>(f))() ? 1 : 0;
-    });
+    curl_easy_setopt(
+        h, CURLOPT_XFERINFOFUNCTION, +[](void* f, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+          return (*static_cast<const std::function<bool()>*>(f))() ? 1 : 0;
+        });
     curl_easy_setopt(h, CURLOPT_XFERINFODATA, const_cast<std::function<bool()>*>(&cancelled));
   }
   if (request.method == "HEAD") {

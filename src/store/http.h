@@ -17,8 +17,8 @@ struct HttpRequest {
   std::string method, url;
   Fields headers{};
   View body{};
-  std::span<std::byte> into{};        // the body of a 2xx answer goes here; not longer than this
-  std::int64_t limit = 1 << 20;       // else: most bytes of a body
+  std::span<std::byte> into{};   // the body of a 2xx answer goes here; not longer than this
+  std::int64_t limit = 1 << 20;  // else: most bytes of a body
 };
 struct HttpAnswer {
   int status = 0;

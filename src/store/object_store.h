@@ -1,4 +1,5 @@
-// The object seam: named immutable blobs, as an S3 bucket or a directory has them. Nothing here knows what a version is.
+// The object seam: named immutable blobs, as an S3 bucket or a directory has them. Nothing here knows what a version
+// is.
 #pragma once
 #include <atomic>
 #include <cstddef>

@@ -137,6 +137,7 @@ Result<Published> Publisher::publish(std::int64_t step, const TensorBytes& next,
   for (std::size_t c = 0; c < grid_.chunks(); ++c) {
     const bool changed = !has_parent || now.chunks[c] != content_.chunks[c];
     report.unchanged += changed ? 0 : 1;
+    if (!changed) report.elements += grid_[c].bytes / grid_[c].width;
     const auto add = [&](Encoding encoding) {
       Entry e;
       e.chunk = static_cast<std::uint32_t>(c);
@@ -175,8 +176,8 @@ Result<Published> Publisher::publish(std::int64_t step, const TensorBytes& next,
       const codec::Shape shape{p.width, p.bytes / p.width};
       REFIT_ASSIGN(const std::int64_t bound, codec::message_bound(shape));
       message.resize(static_cast<std::size_t>(bound));
-      REFIT_ASSIGN(const std::int64_t n, codec::encode(work, shape, options_.form, {e.base, e.next},
-                                                       part(base(p.tensor), p), to, message));
+      REFIT_ASSIGN(const std::int64_t n,
+                   codec::encode(work, shape, options_.form, {e.base, e.next}, part(base(p.tensor), p), to, message));
       bytes = View(message).first(static_cast<std::size_t>(n));
       const codec::Census census = codec::census_of_own(bytes);
       report.elements += shape.elements;
@@ -189,6 +190,7 @@ Result<Published> Publisher::publish(std::int64_t step, const TensorBytes& next,
       }
     }
     (e.encoding == Encoding::kDelta ? report.deltas : report.complete) += 1;
+    if (e.encoding == Encoding::kDelta) report.delta_bytes += std::ssize(bytes);
     if (!payload.empty() && std::ssize(payload) + std::ssize(bytes) > options_.object_bytes) REFIT_TRY(flush());
     e.object = static_cast<std::uint32_t>(m.objects.size());
     e.offset = std::ssize(payload);
@@ -226,13 +228,12 @@ Result<Published> Publisher::publish(std::int64_t step, const TensorBytes& next,
   return report;
 }
 
-Status Publisher::put_data(const Manifest& m, const Bytes& payload, const std::vector<Listed>& there,
-                           Published& report, Deadline deadline) {
+Status Publisher::put_data(const Manifest& m, const Bytes& payload, const std::vector<Listed>& there, Published& report,
+                           Deadline deadline) {
   const std::string key = data_key(m.number, m.epoch, static_cast<std::uint32_t>(m.objects.size() - 1));
   const Sha256 sha = sha256(payload);
-  const bool listed = std::any_of(there.begin(), there.end(), [&](const Listed& l) {
-    return l.key == key && l.bytes == std::ssize(payload);
-  });
+  const bool listed = std::any_of(there.begin(), there.end(),
+                                  [&](const Listed& l) { return l.key == key && l.bytes == std::ssize(payload); });
   if (listed) {  // an attempt that died had brought it: by our own digest, else it is written again
     REFIT_ASSIGN(const std::optional<Stat> stat, store_->stat(key, deadline));
     if (stat && stat->bytes == std::ssize(payload) && stat->sha256 == sha) {
@@ -248,8 +249,8 @@ Status Publisher::put_once(const std::string& key, View bytes, const char* stage
   Result<bool> made = store_->put_new(key, bytes, deadline);
   if (!made.ok()) return std::move(made).error().at_stage(stage);
   if (*made) return {};
-  Result<std::optional<Bytes>> there = store_->get(key, std::max<std::int64_t>(kMaxManifestBytes, std::ssize(bytes)),
-                                                   deadline);
+  Result<std::optional<Bytes>> there =
+      store_->get(key, std::max<std::int64_t>(kMaxManifestBytes, std::ssize(bytes)), deadline);
   if (!there.ok()) return std::move(there).error().at_stage(stage);
   if (*there && std::ranges::equal(**there, bytes)) return {};  // by an earlier attempt
   return Error(Code::kMismatch, "another publisher wrote " + key + ": only one may publish to a store at a time")

@@ -18,7 +18,7 @@ struct PublishOptions {
   std::int64_t object_bytes = 64 << 20;       // `export_chunk_bytes.s3`: data objects of about this size
   std::int64_t anchor_every = 10;             // every so many versions one is complete
   codec::Form form = codec::Form::kUndoable;  // `encoding`: xor means this one
-  std::optional<SigningKey> key;
+  std::optional<SigningKey> key{};
   ThreadPool* pool = nullptr;
 };
 
@@ -29,9 +29,10 @@ struct Published {
   bool anchor = false;
   std::int64_t chunks = 0, unchanged = 0, deltas = 0, complete = 0;
   std::int64_t payload_bytes = 0, manifest_bytes = 0;
-  std::int64_t objects = 0, resumed = 0;  // data objects; those that an earlier attempt had brought there
-  std::int64_t elements = 0, changed = 0;
-  Cost cost;  // of this version
+  std::int64_t objects = 0, resumed = 0;   // data objects; those that an earlier attempt had brought there
+  std::int64_t elements = 0, changed = 0;  // of chunks that were compared with their base
+  std::int64_t delta_bytes = 0;            // payloads of deltas
+  Cost cost;                               // of this version
   std::int64_t encode_ns = 0, upload_ns = 0;
 };
 

@@ -110,9 +110,8 @@ Result<Collected> collect(History& history, Collector& collector, std::int64_t n
   for (const Attempt& a : todo.prefixes) {
     REFIT_ASSIGN(std::vector<Listed> objects, store.list(version_prefix(a.number, a.epoch), deadline));
     // The manifest first: where one stands all that it names is there.
-    std::stable_partition(objects.begin(), objects.end(), [&](const Listed& o) {
-      return o.key == manifest_key(a.number, a.epoch);
-    });
+    std::stable_partition(objects.begin(), objects.end(),
+                          [&](const Listed& o) { return o.key == manifest_key(a.number, a.epoch); });
     for (const Listed& o : objects) REFIT_TRY(store.remove(o.key, deadline));
     out.objects += std::ssize(objects);
     ++out.attempts;

@@ -12,9 +12,9 @@
 namespace refit::store {
 
 struct RetentionPolicy {
-  std::uint64_t keep = 2;                          // newest versions that stay whatever happens
-  std::int64_t lease_ns = 60 * kNsPerSecond;       // a lease that has not moved for so long has ended
-  std::int64_t grace_ns = 300 * kNsPerSecond;      // between the decision to remove and removing: ≥ lease + longest read
+  std::uint64_t keep = 2;                      // newest versions that stay whatever happens
+  std::int64_t lease_ns = 60 * kNsPerSecond;   // a lease that has not moved for so long has ended
+  std::int64_t grace_ns = 300 * kNsPerSecond;  // between the decision to remove and removing: ≥ lease + longest read
 };
 
 // What a look at the store found.

@@ -62,7 +62,8 @@ class Desk {
       return Error(Code::kInvalid, std::string(id ? "AWS_SECRET_ACCESS_KEY" : "AWS_ACCESS_KEY_ID") +
                                        " is not set, and its other half is");
     if (!asked_ && id) return Credentials{*id, *secret, variable("AWS_SESSION_TOKEN").value_or(""), "the environment"};
-    for (const auto& [section, path] : {std::pair(&credentials_, &credentials_path_), std::pair(&config_, &config_path_)}) {
+    for (const auto& [section, path] :
+         {std::pair(&credentials_, &credentials_path_), std::pair(&config_, &config_path_)}) {
       const auto key = section->find("aws_access_key_id"), value = section->find("aws_secret_access_key");
       if (key == section->end() || value == section->end()) continue;
       const auto token = section->find("aws_session_token");
@@ -101,8 +102,8 @@ bool plain(const std::string& text, const char* more) {
 Result<S3Place> resolve(const S3Options& o) {
   const Desk desk(o);
   S3Place out;
-  out.region = first_of({o.region, desk.variable("AWS_REGION"), desk.variable("AWS_DEFAULT_REGION"),
-                         desk.config("region"), "us-east-1"});
+  out.region = first_of(
+      {o.region, desk.variable("AWS_REGION"), desk.variable("AWS_DEFAULT_REGION"), desk.config("region"), "us-east-1"});
   if (!plain(out.region, "-")) return Error(Code::kInvalid, "--region '" + out.region + "' is no region's name");
   if (!plain(o.bucket, ".-_")) return Error(Code::kInvalid, "'" + o.bucket + "' is no bucket's name");
   if (o.addressing != "auto" && o.addressing != "path" && o.addressing != "virtual")

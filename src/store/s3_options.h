@@ -12,8 +12,8 @@ namespace refit::store {
 struct S3Options {
   std::string bucket, prefix;
   std::string region, endpoint, profile;
-  std::string addressing = "auto";  // path, virtual; auto: path where an endpoint is named
-  std::int64_t part_bytes = 8 << 20;  // of a multipart upload; servers want 5 MiB or more
+  std::string addressing = "auto";            // path, virtual; auto: path where an endpoint is named
+  std::int64_t part_bytes = 8 << 20;          // of a multipart upload; servers want 5 MiB or more
   std::int64_t stall_ns = 30 * kNsPerSecond;  // a transfer without progress for so long is tried again
   std::int64_t clock_offset_s = 0;            // tests
   std::function<bool()> cancelled{};          // asked now and then; true ends the call under way with kCancelled

@@ -56,11 +56,10 @@ Fields sign(const ToSign& r, const Credentials& credentials, const std::string& 
   const std::string canonical =
       r.method + "\n" + r.path + "\n" + query_string(r.query) + "\n" + lines + "\n" + names + "\n" + r.payload;
   const std::string day = r.date.substr(0, 8), scope = day + "/" + region + "/s3/aws4_request";
-  const std::string text = "AWS4-HMAC-SHA256\n" + r.date + "\n" + scope + "\n" +
-                           sha256(std::as_bytes(std::span(canonical))).hex();
+  const std::string text =
+      "AWS4-HMAC-SHA256\n" + r.date + "\n" + scope + "\n" + sha256(std::as_bytes(std::span(canonical))).hex();
   const std::string start = "AWS4" + credentials.secret;
-  const Sha256 key =
-      hmac(hmac(hmac(hmac_sha256(std::as_bytes(std::span(start)), day), region), "s3"), "aws4_request");
+  const Sha256 key = hmac(hmac(hmac(hmac_sha256(std::as_bytes(std::span(start)), day), region), "s3"), "aws4_request");
   out.emplace_back("authorization", "AWS4-HMAC-SHA256 Credential=" + credentials.key_id + "/" + scope +
                                         ",SignedHeaders=" + names + ",Signature=" + hmac(key, text).hex());
   return out;

@@ -12,9 +12,9 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 
 struct ToSign {
   std::string method;
-  std::string path;     // encoded, from "/"
-  Fields query{};         // not encoded
-  Fields headers{};       // lower-case names; all are signed; without host, x-amz-date and the token
+  std::string path;  // encoded, from "/"
+  Fields query{};    // not encoded
+  Fields headers{};  // lower-case names; all are signed; without host, x-amz-date and the token
   std::string host{};
   std::string payload{};  // SHA-256 in hex
   std::string date{};     // "20130524T000000Z"

@@ -112,7 +112,8 @@ class S3Store final : public ObjectStore {
     REFIT_ASSIGN(HttpAnswer a, call(c, deadline));
     if (missing(a)) return std::optional<Bytes>();
     if (a.status != 200) return refusal(c, a);
-    if (a.received > limit) return at(c, {Code::kCorrupt, "the object is longer than it can be"}).amounts(limit, a.received);
+    if (a.received > limit)
+      return at(c, {Code::kCorrupt, "the object is longer than it can be"}).amounts(limit, a.received);
     return std::optional<Bytes>(std::move(a.body));
   }
 
@@ -125,7 +126,8 @@ class S3Store final : public ObjectStore {
     REFIT_ASSIGN(const HttpAnswer a, call(c, deadline));
     if (missing(a)) return false;
     if (a.status == 416)
-      return at(c, {Code::kCorrupt, "the object is shorter than its manifest says"}).amounts(offset + std::ssize(out), 0);
+      return at(c, {Code::kCorrupt, "the object is shorter than its manifest says"})
+          .amounts(offset + std::ssize(out), 0);
     if (a.status != 206 && !(a.status == 200 && offset == 0)) return refusal(c, a);
     if (a.received != std::ssize(out))
       return at(c, {Code::kCorrupt, "the object is shorter than its manifest says"})
@@ -169,7 +171,8 @@ class S3Store final : public ObjectStore {
       }
       const std::string next = result.child_value("NextContinuationToken");
       const bool more = std::string_view(result.child_value("IsTruncated")) == "true";
-      if (more && (next.empty() || next == token)) return at(c, {Code::kCorrupt, "the server's listing does not go on"});
+      if (more && (next.empty() || next == token))
+        return at(c, {Code::kCorrupt, "the server's listing does not go on"});
       token = more ? next : "";
     } while (!token.empty());
     return out;
@@ -194,8 +197,8 @@ class S3Store final : public ObjectStore {
                                 : a.error().code == Code::kPeerLost || a.error().code == Code::kTimeout;
       if (!again) return a.ok() ? std::move(a) : at(c, std::move(a).error());
       // Jittered, so that many readers of a store that was away do not come back as one.
-      const std::int64_t wait = pause / 2 + static_cast<std::int64_t>(system_env().random_u64() %
-                                                                      static_cast<std::uint64_t>(pause / 2));
+      const std::int64_t wait =
+          pause / 2 + static_cast<std::int64_t>(system_env().random_u64() % static_cast<std::uint64_t>(pause / 2));
       pause = std::min(2 * pause, kLongestPauseNs);
       if (deadline.left_ns() <= wait) return given_up(c, a);
       for (const Deadline until = Deadline::after_ns(wait); !until.over();) {
@@ -308,7 +311,8 @@ class S3Store final : public ObjectStore {
                   "</ETag></Part>";
     }
     document += "</CompleteMultipartUpload>";
-    Call end{.method = "POST", .key = key, .query = {{"uploadId", id}}, .headers = {{"content-type", "application/xml"}}};
+    Call end{
+        .method = "POST", .key = key, .query = {{"uploadId", id}}, .headers = {{"content-type", "application/xml"}}};
     end.body = std::as_bytes(std::span(document));
     end.stage = "upload";
     const Result<HttpAnswer> a = call(end, deadline);
@@ -334,7 +338,8 @@ class S3Store final : public ObjectStore {
     if (a.status == 501 || a.status == 405) return {};  // a server without this listing
     if (a.status != 200) return refusal(c, a);
     pugi::xml_document doc;
-    if (!doc.load_buffer(a.body.data(), a.body.size())) return at(c, {Code::kCorrupt, "the server's listing can't be read"});
+    if (!doc.load_buffer(a.body.data(), a.body.size()))
+      return at(c, {Code::kCorrupt, "the server's listing can't be read"});
     for (const pugi::xml_node& upload : doc.child("ListMultipartUploadsResult").children("Upload")) {
       if (lead_ + key != upload.child_value("Key")) continue;
       Call abort{.method = "DELETE", .key = key, .query = {{"uploadId", upload.child_value("UploadId")}}};

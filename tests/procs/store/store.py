@@ -256,6 +256,13 @@ def credentials(world):
     everything = json.dumps(part.told) + part.process.stderr.read()
     assert object_server.SECRET not in everything and "a-wrong-secret" not in json.dumps(error), everything
     world.env = good
+    # The keys of a training configuration say where; options and environment say the rest.
+    config = world.scratch / "grpo.yaml"
+    config.write_text("policy: {generation: {refit_transport: vllm_s3_sparse, refit_cfg: {sparse: {storage: {s3_bucket: %s, s3_prefix: by-config}}}}}\n" % object_server.BUCKET)
+    part = world.start("publish", "--config", config, "--model", world.model)
+    assert part.finish() == 0 and part.told[0]["store"] == f"s3://{object_server.BUCKET}/by-config", part.told
+    part = world.start("serve", "--config", config, *TARGET, "--once")
+    assert part.finish() == 0 and any(e["event"] == "serves" for e in part.told), part.told
     bucket = world.url
     world.url = "s3://no-such-bucket/x"
     assert "bucket does not exist" in world.refused()["message"]

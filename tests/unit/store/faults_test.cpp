@@ -75,7 +75,9 @@ TEST(StoreFaults, ALostAnswerToTheMarkerIsNoSecondVersion) {
       Result<bool> put_new(const std::string& k, View b, Deadline d) override {
         return once([&] { return inner.put_new(k, b, d); });
       }
-      Result<std::optional<Bytes>> get(const std::string& k, std::int64_t l, Deadline d) override { return inner.get(k, l, d); }
+      Result<std::optional<Bytes>> get(const std::string& k, std::int64_t l, Deadline d) override {
+        return inner.get(k, l, d);
+      }
       Result<bool> read(const std::string& k, std::int64_t o, std::span<std::byte> out, Deadline d) override {
         return inner.read(k, o, out, d);
       }

@@ -41,7 +41,8 @@ class MemoryStore final : public ObjectStore {
     const std::lock_guard lock(mutex_);
     const auto it = objects.find(key);
     if (it == objects.end()) return false;
-    if (offset + std::ssize(out) > std::ssize(it->second)) return Error(Code::kCorrupt, "object " + key + " is shorter");
+    if (offset + std::ssize(out) > std::ssize(it->second))
+      return Error(Code::kCorrupt, "object " + key + " is shorter");
     std::copy_n(it->second.begin() + offset, out.size(), out.begin());
     bytes_down_ += std::ssize(out);
     return true;
@@ -117,7 +118,9 @@ class MortalStore final : public ObjectStore {
 
 inline Model small_model() {
   return {R"({"model_type":"small"})",
-          {{"a.weight", DType::kBF16, {40, 5}}, {"b.bias", DType::kF32, {7}}, {"c.empty", DType::kBF16, {0, 3}},
+          {{"a.weight", DType::kBF16, {40, 5}},
+           {"b.bias", DType::kF32, {7}},
+           {"c.empty", DType::kBF16, {0, 3}},
            {"d.scale", DType::kU8, {}}}};
 }
 

@@ -146,6 +146,7 @@ TEST(StoreRetention, AFollowersLeaseLivesWithIt) {
   publish_steps(store, 0, 1);
   FollowOptions options;
   options.lease = "me";
+  options.renew_ns = 0;
   Reader reader(store, options);
   const Lease a = read_lease(store.objects.at("leases/me")).value();
   ASSERT_TRUE(reader.newest().ok());

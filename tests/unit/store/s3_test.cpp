@@ -21,7 +21,10 @@ std::string signature_of(const ToSign& r) {
 }
 
 TEST(S3Sign, AmazonsExamples) {
-  ToSign r{.method = "GET", .path = "/test.txt", .headers = {{"range", "bytes=0-9"}}, .host = "examplebucket.s3.amazonaws.com"};
+  ToSign r{.method = "GET",
+           .path = "/test.txt",
+           .headers = {{"range", "bytes=0-9"}},
+           .host = "examplebucket.s3.amazonaws.com"};
   r.payload = kNothing;
   r.date = "20130524T000000Z";
   EXPECT_EQ(signature_of(r), "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41");
@@ -47,7 +50,8 @@ TEST(S3Sign, TokenIsSignedAndNamesAreEncoded) {
   r.date = "20130524T000000Z";
   const Fields f = sign(r, c, "eu-x-1");
   EXPECT_THAT(f, ::testing::Contains(std::pair<std::string, std::string>("x-amz-security-token", "tok/en")));
-  EXPECT_THAT(f.back().second, ::testing::HasSubstr("SignedHeaders=host;x-amz-content-sha256;x-amz-date;x-amz-security-token"));
+  EXPECT_THAT(f.back().second,
+              ::testing::HasSubstr("SignedHeaders=host;x-amz-content-sha256;x-amz-date;x-amz-security-token"));
   EXPECT_EQ(percent_encode("a b/ü(=)", true), "a%20b/%C3%BC%28%3D%29");
   EXPECT_EQ(query_string({{"b", "1/2"}, {"a", ""}}), "a=&b=1%2F2");
 }
@@ -78,9 +82,11 @@ TEST_F(S3Options_, ProfilesAndEnvironment) {
   ASSERT_FALSE(none.ok());
   EXPECT_THAT(none.error().message, ::testing::HasSubstr("AWS_ACCESS_KEY_ID"));
   EXPECT_THAT(none.error().message, ::testing::HasSubstr(home_ + "/.aws/credentials"));
-  write("credentials", "# comment\n[default]\naws_access_key_id = D\naws_secret_access_key=ds\n\n[other]\n"
-                       "aws_access_key_id=O\naws_secret_access_key = os=/+\naws_session_token=t\n");
-  write("config", "[profile other]\nregion = eu-west-3\ns3 =\n  addressing_style = path\nendpoint_url = http://store:9000/x/\n");
+  write("credentials",
+        "# comment\n[default]\naws_access_key_id = D\naws_secret_access_key=ds\n\n[other]\n"
+        "aws_access_key_id=O\naws_secret_access_key = os=/+\naws_session_token=t\n");
+  write("config",
+        "[profile other]\nregion = eu-west-3\ns3 =\n  addressing_style = path\nendpoint_url = http://store:9000/x/\n");
   S3Place p = place().value();
   EXPECT_EQ(p.credentials.key_id, "D");
   EXPECT_EQ(p.region, "us-east-1");

@@ -199,7 +199,9 @@ TEST(StoreVersions, AStoreWithoutConditionalWritesIsRefused) {
       REFIT_TRY(inner.put(k, b, sha256(b), d));
       return true;
     }
-    Result<std::optional<Bytes>> get(const std::string& k, std::int64_t l, Deadline d) override { return inner.get(k, l, d); }
+    Result<std::optional<Bytes>> get(const std::string& k, std::int64_t l, Deadline d) override {
+      return inner.get(k, l, d);
+    }
     Result<bool> read(const std::string& k, std::int64_t o, std::span<std::byte> out, Deadline d) override {
       return inner.read(k, o, out, d);
     }
