@@ -164,7 +164,8 @@ class StoreFollower {
     // Only chunks that these ranks read: by where they lie in the mirror.
     std::vector<bool> wanted(grid.chunks(), false);
     std::vector<std::pair<std::byte*, std::size_t>> order;
-    for (std::size_t t = 0; t < tensors.size(); ++t) order.emplace_back(tensors[t], t);
+    for (std::size_t t = 0; t < tensors.size(); ++t)
+      if (grid.tensor_bytes(t) > 0) order.emplace_back(tensors[t], t);
     std::sort(order.begin(), order.end());
     replica_->for_each_read(grid.chunk_bytes(), [&](std::uint32_t buffer, std::int64_t offset, std::int64_t bytes) {
       std::byte* const lo = regions_[buffer].data + offset;

@@ -63,6 +63,7 @@ class StorePublisher {
 
   Status run() {
     REFIT_TRY(open());
+    if (asked_to_end()) return {};
     if (!o_.model.empty()) REFIT_TRY(first());
     while (!asked_to_end()) {
       if (!o_.watch.empty()) REFIT_TRY(look());

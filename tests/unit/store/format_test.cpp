@@ -50,7 +50,6 @@ TEST(StoreFormat, WritesTheSameBytes) {
 TEST(StoreFormat, ReadsWhatEarlierReleasesWrote) {
   auto store = open_directory(std::string(REFIT_GOLDEN_DIR) + "/v1");
   ASSERT_TRUE(store.ok());
-  Reader reader(**store);
   for (const std::int64_t number : {1, 2, 3, 4}) {
     Reader fresh(**store);
     // The first manifest is not signed, the newest is: who saw that one refuses every way that leads to the first.

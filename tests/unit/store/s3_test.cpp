@@ -56,7 +56,7 @@ TEST(S3Sign, TokenIsSignedAndNamesAreEncoded) {
   EXPECT_EQ(query_string({{"b", "1/2"}, {"a", ""}}), "a=&b=1%2F2");
 }
 
-class S3Options_ : public ::testing::Test {
+class S3Environment : public ::testing::Test {
  protected:
   void SetUp() override {
     home_ = ::testing::TempDir() + "/aws-" + std::to_string(::getpid());
@@ -77,7 +77,7 @@ class S3Options_ : public ::testing::Test {
   std::map<std::string, std::string> variables_;
 };
 
-TEST_F(S3Options_, ProfilesAndEnvironment) {
+TEST_F(S3Environment, ProfilesAndEnvironment) {
   const auto none = place();
   ASSERT_FALSE(none.ok());
   EXPECT_THAT(none.error().message, ::testing::HasSubstr("AWS_ACCESS_KEY_ID"));
@@ -120,7 +120,7 @@ TEST_F(S3Options_, ProfilesAndEnvironment) {
   EXPECT_FALSE(p.path_style);
 }
 
-TEST_F(S3Options_, Refusals) {
+TEST_F(S3Environment, Refusals) {
   variables_["AWS_ACCESS_KEY_ID"] = "E";
   variables_["AWS_SECRET_ACCESS_KEY"] = "geheim";
   for (const char* endpoint : {"store:9000", "ftp://x", "http://", "http://a b"}) {
@@ -137,7 +137,7 @@ TEST_F(S3Options_, Refusals) {
 }
 
 // Nobody listens there: tried until the deadline, and no secret in what is told.
-TEST_F(S3Options_, AnAbsentServer) {
+TEST_F(S3Environment, AnAbsentServer) {
   S3Options o;
   o.endpoint = "http://127.0.0.1:1";
   o.variable = [](const std::string& n) {
