@@ -137,7 +137,7 @@ def whole(world):
 def offline(world):
     """A follower that is killed, and one whose server goes away; both go on from what they have."""
     world.publish(0)
-    state = ["--state", world.scratch / "state"]
+    state = ["--state", world.scratch / "state", "--request-timeout-s", "2"]
     follower = world.follower(*state)
     follower.event("serves", step=0)
     assert world.refused(*state)["code"] == "busy"
