@@ -121,7 +121,8 @@ void setup_serve(CLI::App& app, Context& context) {
   c->add_option(
       "--trust", from->trust,
       "With --follow: Ed25519 public key (PEM) of the publisher; without it the first signer seen is kept to");
-  c->add_option("--lease", from->lease, "With --follow: name of this follower's lease (random without it)");
+  c->add_option("--lease", from->lease,
+                "With --follow: name of this follower's lease (random without it; none: it writes nothing)");
   c->add_option("--proof-every", from->proof_every,
                 "With --follow: every so many versions are read again where they lie")
       ->check(CLI::PositiveNumber)

@@ -26,6 +26,7 @@ struct Content {
 struct Trust {
   std::optional<PublicKey> key;
   bool pinned = false;
+  bool any = false;  // whoever publishes believes bytes by their hashes only
   Status admit(const Manifest& manifest);
 };
 

@@ -54,7 +54,7 @@ Status Publisher::open_root(Deadline deadline) {
   REFIT_TRY(system_env().random(random));
   const Hash128 fresh = hash128(random);
   REFIT_ASSIGN([[maybe_unused]] const bool made, store_->put_new(kRootKey, write_root(fresh), deadline));
-  REFIT_ASSIGN(History history, History::open(*store_, {}, deadline));
+  REFIT_ASSIGN(History history, History::open(*store_, {.key = {}, .pinned = false, .any = true}, deadline));
   history_ = std::make_unique<History>(std::move(history));
   lineage_ = history_->lineage();
   // The same bytes once more: a store that ignores the condition loses nothing by it, and is found out.
