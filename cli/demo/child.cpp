@@ -48,7 +48,7 @@ Result<std::string> LineSocket::receive(Deadline deadline) {
   }
 }
 
-Result<Child> Child::start(const std::string& name, std::vector<std::string> arguments) {
+Result<Child> Child::start(const std::string& name, std::vector<std::string> arguments, bool output) {
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
     return Error(Code::kExhausted, std::string("socketpair: ") + std::strerror(errno));
@@ -61,6 +61,7 @@ Result<Child> Child::start(const std::string& name, std::vector<std::string> arg
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_adddup2(&actions, theirs.get(), kChildSocketFd);
+  if (output) ::posix_spawn_file_actions_adddup2(&actions, theirs.get(), 1);
   pid_t pid = -1;
   const int err = ::posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), environ);
   ::posix_spawn_file_actions_destroy(&actions);

@@ -24,7 +24,8 @@ class LineSocket {
 class Child {
  public:
   // Starts this executable with `arguments`; the child finds its end of the conversation at descriptor 3.
-  static Result<Child> start(const std::string& name, std::vector<std::string> arguments);
+  // With `output` that is its standard output too.
+  static Result<Child> start(const std::string& name, std::vector<std::string> arguments, bool output = false);
   Child(Child&& o) noexcept;
   Child& operator=(Child&& o) noexcept;
   ~Child();  // kills what still runs

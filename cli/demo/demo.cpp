@@ -11,6 +11,7 @@
 #include "cli/demo/demo_options.h"
 #include "cli/demo/fleet.h"
 #include "cli/demo/model_source.h"
+#include "cli/demo/store_demo.h"
 #include "kernel/kernel.h"
 #include "plan/plan.h"
 #include "transport/transport.h"
@@ -409,6 +410,9 @@ void setup_demo(CLI::App& app, Context& context) {
       ->check(CLI::IsMember({"raw", "delta", "xor", "overwrite"}));
   c->add_option("--baseline-mmap-dir", o->baseline_dir,
                 "….sparse.baseline.mmap_dir: trainers keep the base of deltas in a file there instead of in memory");
+  c->add_option(
+      "--store", o->store,
+      "With --transport s3_sparse: s3://BUCKET/PREFIX (fresh) or file:///DIR; a temporary directory without it");
   c->add_option("--steps", o->steps, "Training-like steps after the first version")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -446,6 +450,12 @@ void setup_demo(CLI::App& app, Context& context) {
   c->callback([o, &context] {
     ::signal(SIGINT, on_signal);
     ::signal(SIGTERM, on_signal);
+    if (o->transport == "s3_sparse") {
+      const Result<double> gbps = memcpy_gbps(o->threads);
+      const Status s = gbps.ok() ? run_store_demo(context, *o, *gbps) : Status(gbps.error());
+      if (!s.ok()) fail(context, s.error());
+      return;
+    }
     const Status s = Demo(context, *o).run();
     if (!s.ok()) fail(context, s.error());
   });

@@ -35,6 +35,7 @@ struct DemoOptions {
   int streams = 2;
   std::string encoding;  // empty: as the transport is used
   std::string baseline_dir;
+  std::string store;  // of s3_sparse; empty: a temporary directory
   // raw, xor or overwrite
   std::string encoding_in_use() const {
     return encoding.empty() ? (transport == "zmq_sparse" ? "xor" : "raw") : encoding;

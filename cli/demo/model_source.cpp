@@ -46,10 +46,12 @@ Status ModelSource::fill(engine::ReferenceTrainer& trainer, std::uint64_t seed) 
     trainer.randomise(seed);
     return {};
   }
-  return trainer.load([this](const std::string& name) -> std::span<const std::byte> {
-    const files::TensorRef* held = checkpoint_->find(name);
-    return held ? held->bytes : std::span<const std::byte>{};
-  });
+  return trainer.load([this](const std::string& name) { return checkpoint_bytes(name); });
+}
+
+std::span<const std::byte> ModelSource::checkpoint_bytes(const std::string& tensor) const {
+  const files::TensorRef* held = checkpoint_ ? checkpoint_->find(tensor) : nullptr;
+  return held ? held->bytes : std::span<const std::byte>{};
 }
 
 void ModelSource::read(const model::LogicalTensor& tensor, std::uint64_t seed, std::int64_t linear, std::byte* out,

@@ -19,11 +19,14 @@ class ModelSource {
 
   const std::string& name() const { return name_; }
   bool from_checkpoint() const { return checkpoint_ != nullptr; }
+  const std::string& config() const { return config_; }  // text of config.json
   Result<std::shared_ptr<const model::Layout>> layout(const std::string& spec) const;
   Status fill(engine::ReferenceTrainer& trainer, std::uint64_t seed) const;
   // `count` consecutive elements of a logical tensor, before any training step.
   void read(const model::LogicalTensor& tensor, std::uint64_t seed, std::int64_t linear, std::byte* out,
             std::int64_t count) const;
+  // A tensor's bytes in the checkpoint; empty without one.
+  std::span<const std::byte> checkpoint_bytes(const std::string& tensor) const;
   // Every tensor that `layout` names has bytes of the right size here.
   Status covers(const model::Layout& layout) const;
 

@@ -25,12 +25,10 @@ Result<std::int64_t> rank_bytes(const model::RankLayout& rank) {
 }  // namespace
 
 void declare(CLI::App& c, Context& context, PartOptions& o) {
-  c.add_option("ADDR", o.address, "The coordinator's address, as refit coordinator printed it: tcp://HOST:PORT")
-      ->required();
-  c.add_option("--keys", o.keys, "Directory with the key files of this process' ranks (refit keygen)")->required();
+  c.add_option("ADDR", o.address, "The coordinator's address, as refit coordinator printed it: tcp://HOST:PORT");
+  c.add_option("--keys", o.keys, "Directory with the key files of this process' ranks (refit keygen)");
   c.add_option("--model", o.model,
-               "Checkpoint directory, or NAME[@layers=N] of a built-in configuration with random weights")
-      ->required();
+               "Checkpoint directory, or NAME[@layers=N] of a built-in configuration with random weights");
   c.add_option("--rank", o.rank, "One rank only (all of this instance without it)")->check(CLI::NonNegativeNumber);
   c.add_option("--transport", o.transport, "How weights move: tcp, or shm between processes of one host")
       ->capture_default_str();
@@ -55,6 +53,20 @@ void declare(CLI::App& c, Context& context, PartOptions& o) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   c.add_flag("--json", context.json, "One JSON object a line");
+}
+
+Status either(const PartOptions& o, const std::string& url, const std::string& url_option,
+              const std::vector<std::pair<std::string, const std::string*>>& job) {
+  if (!url.empty()) {
+    if (o.address.empty() && o.keys.empty()) return {};
+    return Error(Code::kInvalid, "ADDR and --keys name a job, " + url_option + " a store: give one");
+  }
+  if (o.address.empty())
+    return Error(Code::kInvalid, "give the coordinator's ADDR, or " + url_option + " URL for a store");
+  if (o.keys.empty()) return Error(Code::kInvalid, "--keys is required");
+  for (const auto& [name, value] : job)
+    if (value->empty()) return Error(Code::kInvalid, name + " is required");
+  return {};
 }
 
 Result<Part> open_part(const PartOptions& o) {

@@ -25,6 +25,10 @@ struct PartOptions {
   double share = 0.01;
 };
 void declare(CLI::App& command, Context& context, PartOptions& options);
+// Either a job (ADDR, --keys and the options of `job`, all given) or a store. Errors: kInvalid naming what is missing
+// or too much.
+Status either(const PartOptions& options, const std::string& url, const std::string& url_option,
+              const std::vector<std::pair<std::string, const std::string*>>& job);
 
 // Everything that the ranks of one process have in common.
 struct Part {

@@ -2,6 +2,7 @@
 // checkpoints that appear in a directory, each until every replica serves it.
 #include "cli/command.h"
 #include "cli/parts/member.h"
+#include "cli/parts/stores.h"
 
 namespace refit::cli {
 namespace {
@@ -137,7 +138,7 @@ void setup_publish(CLI::App& app, Context& context) {
   CLI::App* c =
       app.add_subcommand("publish", "The ranks of a trainer: offers a checkpoint's weights, and what follows them");
   declare(*c, context, *o);
-  c->add_option("--source", o->spec, "Layout of the trainer, e.g. fsdp=2,tp=2")->required();
+  c->add_option("--source", o->spec, "Layout of the trainer, e.g. fsdp=2,tp=2");
   c->add_option("--steps", o->steps, "Training-like steps, each offered when the one before is served")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -148,9 +149,42 @@ void setup_publish(CLI::App& app, Context& context) {
       "--watch", o->watch,
       "Directory of checkpoint directories whose names end in a number: the highest is offered, under that step");
   c->add_flag("--hold", o->hold, "Stay, and offer the last step again to whoever comes back");
-  c->callback([o, &context] {
-    const Status s = publish(context, *o);
-    if (!s.ok()) fail(context, s.error());
+  auto to = std::make_shared<PublishStoreOptions>();
+  declare(*c, "--to", "Instead of ADDR: bring versions to a store, s3://BUCKET/PREFIX or file:///DIRECTORY", to->store);
+  c->add_option("--anchor-every", to->anchor_every, "With --to: every so many versions one is complete")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_option("--keep", to->keep, "With --to: newest versions that stay")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_option("--encoding", to->encoding, "With --to: form of deltas, undoable without it; xor means the same")
+      ->check(CLI::IsMember({"undoable", "xor", "overwrite"}));
+  c->add_option("--chunk-bytes", to->chunk_bytes, "With --to, for a new store: what can be fetched alone")
+      ->capture_default_str();
+  c->add_option("--object-bytes", to->object_bytes, "With --to: size of data objects (64MiB)");
+  c->add_option("--sign", to->sign, "With --to: Ed25519 private key (PEM) that signs manifests");
+  c->add_option("--lease-s", to->lease_s, "With --to: a follower that shows no life for so long has left")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_option("--grace-s", to->grace_s, "With --to: how long a version that nobody needs stays before it is removed")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c->add_option("--poll-s", to->poll_s, "With --to: between two looks at --watch")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->callback([o, to, &context] {
+    if (o->address.empty())
+      if (const Status s = from_config(o->config, o->sets, to->store, to.get()); !s.ok())
+        return fail(context, s.error());
+    if (const Status s = either(*o, to->store.url, "--to", {{"--source", &o->spec}, {"--model", &o->model}}); !s.ok())
+      return fail(context, s.error());
+    if (to->store.url.empty()) {
+      if (const Status s = publish(context, *o); !s.ok()) fail(context, s.error());
+      return;
+    }
+    to->model = o->model, to->watch = o->watch, to->steps = o->steps, to->from_step = o->from_step;
+    to->seed = o->seed, to->share = o->share, to->threads = o->threads, to->hold = o->hold, to->json = context.json;
+    if (const Status s = publish_to_store(*to); !s.ok()) fail(context, s.error());
   });
 }
 REFIT_COMMAND("publish", setup_publish);

@@ -1,6 +1,7 @@
 // refit serve: the ranks of one rollout replica in a process of their own, with the reference engine.
 #include "cli/command.h"
 #include "cli/parts/member.h"
+#include "cli/parts/stores.h"
 
 namespace refit::cli {
 namespace {
@@ -105,16 +106,46 @@ void setup_serve(CLI::App& app, Context& context) {
   auto o = std::make_shared<ServeOptions>();
   CLI::App* c = app.add_subcommand("serve", "The ranks of one rollout replica, with the reference engine");
   declare(*c, context, *o);
-  c->add_option("--target", o->spec, "Layout of all rollout engines, e.g. vllm:tp=2,replicas=2")->required();
+  c->add_option("--target", o->spec, "Layout of all rollout engines, e.g. vllm:tp=2,replicas=2");
   c->add_option("--replica", o->replica, "Which of them this process is")->capture_default_str();
   c->add_option("--until-step", o->until_step, "End when this step or a later one is served")
       ->check(CLI::NonNegativeNumber);
   c->add_flag("--check", o->check,
               "Compare every version byte for byte with --model and the same steps, and fail when they differ");
   c->add_option("--watch", o->watch, "With --check: the directory that the trainer watches");
-  c->callback([o, &context] {
-    const Status s = serve(context, *o);
-    if (!s.ok()) fail(context, s.error());
+  auto from = std::make_shared<FollowStoreOptions>();
+  declare(*c, "--follow", "Instead of ADDR: take versions out of a store, s3://BUCKET/PREFIX or file:///DIRECTORY",
+          from->store);
+  c->add_option("--state", from->state,
+                "With --follow: directory that keeps the weights and how far this follower came over restarts");
+  c->add_option(
+      "--trust", from->trust,
+      "With --follow: Ed25519 public key (PEM) of the publisher; without it the first signer seen is kept to");
+  c->add_option("--lease", from->lease,
+                "With --follow: name of this follower's lease (random without it; none: it writes nothing)");
+  c->add_option("--proof-every", from->proof_every,
+                "With --follow: every so many versions are read again where they lie")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_option("--poll-s", from->poll_s, "With --follow: between two looks at the store")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c->add_flag("--once", from->once, "With --follow: install the newest version, or fail, and end");
+  c->callback([o, from, &context] {
+    if (o->address.empty())
+      if (const Status s = from_config(o->config, o->sets, from->store, nullptr); !s.ok())
+        return fail(context, s.error());
+    if (const Status s = either(*o, from->store.url, "--follow", {{"--target", &o->spec}, {"--model", &o->model}});
+        !s.ok())
+      return fail(context, s.error());
+    if (from->store.url.empty()) {
+      if (const Status s = serve(context, *o); !s.ok()) fail(context, s.error());
+      return;
+    }
+    from->spec = o->spec, from->model = o->model, from->watch = o->watch, from->replica = o->replica;
+    from->until_step = o->until_step, from->check = o->check, from->seed = o->seed, from->share = o->share;
+    from->threads = o->threads, from->json = context.json;
+    if (const Status s = follow_store(*from); !s.ok()) fail(context, s.error());
   });
 }
 REFIT_COMMAND("serve", setup_serve);

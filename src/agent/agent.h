@@ -89,4 +89,5 @@ Result<std::unique_ptr<Agent>> make_target_agent(const AgentOptions& options, en
 
 }  // namespace refit::agent
 
+#include "agent/local_replica.h"  // all ranks of a replica in one process, without a coordinator
 #include "agent/seat.h"  // built on the above

@@ -188,4 +188,5 @@ def main():
             check(apply(message, new) == new, f"{path.name}: not idempotent")
 
 
-main()
+if __name__ == "__main__":
+    main()

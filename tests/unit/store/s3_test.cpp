@@ -1,0 +1,162 @@
+// S3 without a server: the signature against Amazon's published examples, and where credentials come from.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "store/s3_sign.h"
+#include "unit/store/helpers.h"
+
+namespace refit::store::testing {
+namespace {
+
+// "Signature Calculations for the Authorization Header", Amazon S3 API Reference; its keys are Amazon's own example.
+const Credentials kExample{"AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "", "the example"};
+constexpr const char* kNothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+std::string signature_of(const ToSign& r) {
+  for (const auto& [name, value] : sign(r, kExample, "us-east-1"))
+    if (name == "authorization") return value.substr(value.find("Signature=") + 10);
+  return "";
+}
+
+TEST(S3Sign, AmazonsExamples) {
+  ToSign r{.method = "GET",
+           .path = "/test.txt",
+           .headers = {{"range", "bytes=0-9"}},
+           .host = "examplebucket.s3.amazonaws.com"};
+  r.payload = kNothing;
+  r.date = "20130524T000000Z";
+  EXPECT_EQ(signature_of(r), "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41");
+  r.path = "/";
+  r.headers = {};
+  r.query = {{"lifecycle", ""}};
+  EXPECT_EQ(signature_of(r), "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543");
+  r.query = {{"prefix", "J"}, {"max-keys", "2"}};
+  EXPECT_EQ(signature_of(r), "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7");
+  r.method = "PUT";
+  r.query = {};
+  r.path = "/" + percent_encode("test$file.text", true);
+  r.headers = {{"date", "Fri, 24 May 2013 00:00:00 GMT"}, {"x-amz-storage-class", "REDUCED_REDUNDANCY"}};
+  r.payload = "44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072";
+  EXPECT_EQ(signature_of(r), "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd");
+}
+
+TEST(S3Sign, TokenIsSignedAndNamesAreEncoded) {
+  Credentials c = kExample;
+  c.token = "tok/en";
+  ToSign r{.method = "GET", .path = "/", .host = "h"};
+  r.payload = kNothing;
+  r.date = "20130524T000000Z";
+  const Fields f = sign(r, c, "eu-x-1");
+  EXPECT_THAT(f, ::testing::Contains(std::pair<std::string, std::string>("x-amz-security-token", "tok/en")));
+  EXPECT_THAT(f.back().second,
+              ::testing::HasSubstr("SignedHeaders=host;x-amz-content-sha256;x-amz-date;x-amz-security-token"));
+  EXPECT_EQ(percent_encode("a b/ü(=)", true), "a%20b/%C3%BC%28%3D%29");
+  EXPECT_EQ(query_string({{"b", "1/2"}, {"a", ""}}), "a=&b=1%2F2");
+}
+
+class S3Environment : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    home_ = ::testing::TempDir() + "/aws-" + std::to_string(::getpid());
+    std::filesystem::create_directories(home_ + "/.aws");
+    variables_["HOME"] = home_;
+  }
+  void TearDown() override { std::filesystem::remove_all(home_); }
+  void write(const std::string& name, const std::string& text) { std::ofstream(home_ + "/.aws/" + name) << text; }
+  Result<S3Place> place(S3Options o = {}) {
+    o.bucket = o.bucket.empty() ? "bucket" : o.bucket;
+    o.variable = [this](const std::string& n) {
+      const auto it = variables_.find(n);
+      return it == variables_.end() ? std::optional<std::string>() : std::optional(it->second);
+    };
+    return resolve(o);
+  }
+  std::string home_;
+  std::map<std::string, std::string> variables_;
+};
+
+TEST_F(S3Environment, ProfilesAndEnvironment) {
+  const auto none = place();
+  ASSERT_FALSE(none.ok());
+  EXPECT_THAT(none.error().message, ::testing::HasSubstr("AWS_ACCESS_KEY_ID"));
+  EXPECT_THAT(none.error().message, ::testing::HasSubstr(home_ + "/.aws/credentials"));
+  write("credentials",
+        "# comment\n[default]\naws_access_key_id = D\naws_secret_access_key=ds\n\n[other]\n"
+        "aws_access_key_id=O\naws_secret_access_key = os=/+\naws_session_token=t\n");
+  write("config",
+        "[profile other]\nregion = eu-west-3\ns3 =\n  addressing_style = path\nendpoint_url = http://store:9000/x/\n");
+  S3Place p = place().value();
+  EXPECT_EQ(p.credentials.key_id, "D");
+  EXPECT_EQ(p.region, "us-east-1");
+  EXPECT_EQ(p.scheme + "://" + p.host, "https://s3.us-east-1.amazonaws.com");
+  EXPECT_FALSE(p.path_style);
+  variables_["AWS_PROFILE"] = "other";
+  p = place().value();
+  EXPECT_EQ(p.credentials.key_id + p.credentials.secret + p.credentials.token, "Oos=/+t");
+  EXPECT_EQ(p.region, "eu-west-3");
+  EXPECT_EQ(p.scheme + "://" + p.host + p.base_path, "http://store:9000/x");
+  EXPECT_TRUE(p.path_style);
+  variables_["AWS_ACCESS_KEY_ID"] = "E";
+  EXPECT_FALSE(place().ok());  // half of a pair
+  variables_["AWS_SECRET_ACCESS_KEY"] = "es";
+  variables_["AWS_REGION"] = "ap-1";
+  variables_["AWS_ENDPOINT_URL"] = "https://else";
+  p = place().value();
+  EXPECT_EQ(p.credentials.key_id, "E");
+  EXPECT_EQ(p.credentials.token, "");
+  EXPECT_EQ(p.region, "ap-1");
+  EXPECT_EQ(p.host, "else");
+  S3Options o;
+  o.profile = "default";  // asked for by name: the environment's key is another's
+  o.region = "r-2";
+  o.endpoint = "http://127.0.0.1:8333";
+  o.addressing = "virtual";
+  p = place(o).value();
+  EXPECT_EQ(p.credentials.key_id, "D");
+  EXPECT_EQ(p.region, "r-2");
+  EXPECT_EQ(p.host, "127.0.0.1:8333");
+  EXPECT_FALSE(p.path_style);
+}
+
+TEST_F(S3Environment, Refusals) {
+  variables_["AWS_ACCESS_KEY_ID"] = "E";
+  variables_["AWS_SECRET_ACCESS_KEY"] = "geheim";
+  for (const char* endpoint : {"store:9000", "ftp://x", "http://", "http://a b"}) {
+    S3Options o;
+    o.endpoint = endpoint;
+    EXPECT_FALSE(place(o).ok()) << endpoint;
+  }
+  S3Options o;
+  o.bucket = "a/b";
+  EXPECT_FALSE(place(o).ok());
+  EXPECT_FALSE(open_store("ftp://x", "--to", {}).ok());
+  EXPECT_FALSE(open_store("s3://", "--to", {}).ok());
+  EXPECT_FALSE(open_store("file://relative", "--to", {}).ok());
+}
+
+// Nobody listens there: tried until the deadline, and no secret in what is told.
+TEST_F(S3Environment, AnAbsentServer) {
+  S3Options o;
+  o.endpoint = "http://127.0.0.1:1";
+  o.variable = [](const std::string& n) {
+    if (n == "AWS_ACCESS_KEY_ID") return std::optional<std::string>("keyname");
+    if (n == "AWS_SECRET_ACCESS_KEY") return std::optional<std::string>("geheim");
+    return std::optional<std::string>();
+  };
+  auto store = open_store("s3://bucket/some/prefix/", "--to", o);
+  ASSERT_TRUE(store.ok());
+  EXPECT_EQ((*store)->name(), "s3://bucket/some/prefix");
+  const std::int64_t start = monotonic_ns();
+  const auto got = (*store)->get("root", 40, Deadline::after_s(0.5));
+  ASSERT_FALSE(got.ok());
+  EXPECT_EQ(got.error().code, Code::kPeerLost);
+  EXPECT_LT(monotonic_ns() - start, 2 * kNsPerSecond);
+  EXPECT_GT((*store)->cost().retries, 0);
+  EXPECT_EQ(got.error().peer, "s3://bucket/some/prefix");
+  EXPECT_EQ(got.error().to_string().find("geheim"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace refit::store::testing
