@@ -80,15 +80,16 @@ std::string decision_json(const Config& config, const Decision& d) {
 }
 
 ConfigResult load_config_here(const std::string& path, const std::string& text, std::span<const std::string> sets) {
+  const std::string root = path.empty() ? "configuration" : path;  // as messages call a text without a file
   const ReadConfigFile read = [&](const std::string& file) -> Result<std::string> {
-    if (path.empty() && file.empty()) return text;
+    if (path.empty() && file == root) return text;
     return files::read_text(file, kMaxConfigBytes);
   };
   const EnvLookup environment = [](const std::string& name) {
     const char* value = std::getenv(name.c_str());
     return value ? std::optional<std::string>(value) : std::nullopt;
   };
-  return load_config(path, sets, read, environment);
+  return load_config(root, sets, read, environment);
 }
 
 }  // namespace refit::sync

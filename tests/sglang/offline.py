@@ -23,6 +23,7 @@ def main():
     try:
         for via in sys.argv[2:] or refit.sglang.server.VIAS:
             refits.tell(refit.sglang.LocalEngine(engine, via=via, folder=str(base)), generated, paths, tokens, f"{via} in process")
+        refits.compare(refit.sglang.LocalEngine(engine), generated, paths, tokens)
     finally:
         engine.shutdown()
     print("passed")

@@ -8,7 +8,7 @@ def tell(engine, generated, paths, tokens, via, **options):
     import refit.sglang
 
     common.check(f"{via}: before any refit", generated(), tokens[0])
-    with refit.Coordinator(2, 1, 1, stall_timeout_s=10, gate_timeout_s=60) as coordinator:
+    with refit.Coordinator(2, 1, 1, stall_timeout_s=10, gate_timeout_s=60, join_timeout_s=30) as coordinator:
         sync = refit.sglang.SGLangWeightSynchronizer(coordinator, [engine], **options)
         trainer = common.Trainer(coordinator.address, paths[0])
         sync.init_communicator()
@@ -40,3 +40,28 @@ def tell(engine, generated, paths, tokens, via, **options):
         trainer.close()
         sync.shutdown()
     return report
+
+
+def compare(engine, generated, paths, tokens):
+    """Beside another synchronizer: equal weights are found equal, others are named, and nothing is installed."""
+    import refit
+    import refit.sglang
+
+    with refit.Coordinator(2, 1, 1, stall_timeout_s=10, gate_timeout_s=60) as coordinator:
+        sync = refit.sglang.SGLangWeightSynchronizer(coordinator, [engine], compare_only=True)
+        trainer = common.Trainer(coordinator.address, paths[0])
+        sync.init_communicator()
+        trainer.joined()
+        trainer.publish(1, paths[0])
+        sync.sync_weights()
+        print("ok: compare only: equal weights are found equal", flush=True)
+        trainer.publish(2, paths[1])
+        try:
+            sync.sync_weights()
+            raise AssertionError("other weights were found equal")
+        except refit.Error as e:
+            print(f"   as it should: {e}", flush=True)
+            assert "parameters differ" in str(e), e
+        common.check("compare only: nothing was installed", generated(), tokens[0])
+        trainer.close()
+        sync.shutdown()

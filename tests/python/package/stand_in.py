@@ -91,20 +91,20 @@ def too_long(handler):
         pass
 
 
-# What a server may answer, (what, part of the message, class): for any call, on any engine.
+# What a server may answer, (what, part of the message, class, seconds to give it): for any call, on any engine.
 def wrong_answers(engine_error, deadline_error):
     return [
-        ((500, '{"error": {"message": "boom"}}'), "HTTP 500: boom", engine_error),
-        ((400, '{"detail": "no such thing"}'), "no such thing", engine_error),
-        ((401, "Unauthorized"), "HTTP 401", engine_error),
-        ((200, "<html>"), "no JSON", engine_error),
-        ((200, '{"success": false, "message": "not now"}'), "not now", engine_error),
-        ((307, ""), "HTTP 307", engine_error),
-        (half, "broke off, 994 bytes", engine_error),
-        (hang_up, "RemoteDisconnected", engine_error),
-        (too_long, "longer than", engine_error),
-        (nothing, "within 0.3 s", deadline_error),
-        (drip, "within 0.3 s", deadline_error),
+        ((500, '{"error": {"message": "boom"}}'), "HTTP 500: boom", engine_error, 5),
+        ((400, '{"detail": "no such thing"}'), "no such thing", engine_error, 5),
+        ((401, "Unauthorized"), "HTTP 401", engine_error, 5),
+        ((200, "<html>"), "no JSON", engine_error, 5),
+        ((200, '{"success": false, "message": "not now"}'), "not now", engine_error, 5),
+        ((307, ""), "HTTP 307", engine_error, 5),
+        (half, "broke off, 994 bytes", engine_error, 5),
+        (hang_up, "RemoteDisconnected", engine_error, 5),
+        (too_long, "longer than", engine_error, 5),
+        (nothing, "within 0.3 s", deadline_error, 0.3),
+        (drip, "within 0.3 s", deadline_error, 0.3),
     ]
 
 

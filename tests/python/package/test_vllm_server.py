@@ -18,19 +18,19 @@ class Http(unittest.TestCase):
     def tearDown(self):
         self.stand_in.close()
 
-    def refused(self, answer, part, kind=refit.vllm.EngineError):
+    def refused(self, answer, part, kind=refit.vllm.EngineError, timeout_s=5):
         self.stand_in.answers["/reset_prefix_cache"] = answer
         with self.assertRaises(kind) as caught:
-            self.engine.reset_caches(0.3)
+            self.engine.reset_caches(timeout_s)
         self.assertIn(part, str(caught.exception))
         self.assertEqual(caught.exception.peer, self.engine.name)
         self.assertEqual(caught.exception.stage, "/reset_prefix_cache")
         self.assertNotIn("secret", str(caught.exception))
 
     def test_wrong_answers_are_errors_with_their_reason(self):
-        for answer, part, kind in wrong_answers(refit.vllm.EngineError, refit.DeadlineError):
+        for answer, part, kind, timeout_s in wrong_answers(refit.vllm.EngineError, refit.DeadlineError):
             with self.subTest(part):
-                self.refused(answer, part, kind)
+                self.refused(answer, part, kind, timeout_s)
         self.refused((200, '{"success": "maybe"}'), "not reset")
         self.refused((200, "[]"), "not reset")
 
