@@ -7,6 +7,7 @@ import pathlib
 import sys
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -83,6 +84,10 @@ def beside_requests(engine, generated, paths, tokens):
             trainer.publish(step, paths[which])
             sync.mark_stale()
             sync.sync_weights()
+            # The next refit aborts what runs: first let some answers of this version be whole.
+            until, before = time.monotonic() + 60, seen[which]
+            while seen[which] == before and not trouble and time.monotonic() < until:
+                time.sleep(0.05)
         stop.set()
         asker.join(60)
         label = engine.call("GET", "/model_info")["weight_version"]
@@ -116,6 +121,7 @@ def main():
             refits.tell(engine, generated, paths, tokens, f"{via} over HTTP")
         if "loader" in engines:
             beside_requests(engines["loader"], generated, paths, tokens)
+            refits.compare(engines["loader"], generated, paths, tokens)
     except BaseException:
         print(server.tail())
         raise

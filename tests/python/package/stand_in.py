@@ -104,7 +104,7 @@ def wrong_answers(engine_error, deadline_error):
         (hang_up, "RemoteDisconnected", engine_error, 5),
         (too_long, "longer than", engine_error, 5),
         (nothing, "within 0.3 s", deadline_error, 0.3),
-        (drip, "within 0.3 s", deadline_error, 0.3),
+        (drip, "no whole answer within 0.3 s", deadline_error, 0.3),
     ]
 
 
