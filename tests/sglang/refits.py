@@ -8,7 +8,7 @@ def tell(engine, generated, paths, tokens, via, **options):
     import refit.sglang
 
     common.check(f"{via}: before any refit", generated(), tokens[0])
-    with refit.Coordinator(2, 1, 1, stall_timeout_s=10, gate_timeout_s=60, join_timeout_s=30) as coordinator:
+    with refit.Coordinator(2, 1, 1, stall_timeout_s=10, gate_timeout_s=60, join_timeout_s=90) as coordinator:
         sync = refit.sglang.SGLangWeightSynchronizer(coordinator, [engine], **options)
         trainer = common.Trainer(coordinator.address, paths[0])
         sync.init_communicator()
@@ -47,7 +47,7 @@ def compare(engine, generated, paths, tokens):
     import refit
     import refit.sglang
 
-    with refit.Coordinator(2, 1, 1, stall_timeout_s=10, gate_timeout_s=60) as coordinator:
+    with refit.Coordinator(2, 1, 1, stall_timeout_s=10, gate_timeout_s=60, join_timeout_s=90) as coordinator:
         sync = refit.sglang.SGLangWeightSynchronizer(coordinator, [engine], compare_only=True)
         trainer = common.Trainer(coordinator.address, paths[0])
         sync.init_communicator()

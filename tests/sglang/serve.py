@@ -60,7 +60,7 @@ def beside_requests(engine, generated, paths, tokens):
     import refit.sglang
 
     seen, stop, trouble = {0: 0, 1: 0, "aborted": 0}, threading.Event(), []
-    with refit.Coordinator(2, 1, 1, stall_timeout_s=10, gate_timeout_s=60) as coordinator:
+    with refit.Coordinator(2, 1, 1, stall_timeout_s=10, gate_timeout_s=60, join_timeout_s=90) as coordinator:
         sync = refit.sglang.SGLangWeightSynchronizer(coordinator, [engine], in_flight="abort")
         trainer = common.Trainer(coordinator.address, paths[0])
         sync.init_communicator()
