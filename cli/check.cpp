@@ -68,8 +68,8 @@ void print_text(const CheckReport& report) {
     line("GPU share", d.gpu_share ? fmt::format("{} ({})", *d.gpu_share, d.gpu_share_rule) : d.gpu_share_rule);
     line("phases", fmt::format("{}", fmt::join(d.phases, " -> ")));
     line("needs", fmt::format("{}", fmt::join(d.needs, ", ")));
-    line("in this build", (d.available ? "available" : "not available") +
-                              (d.available_reason.empty() ? "" : ": " + d.available_reason));
+    line("in this build",
+         (d.available ? "available" : "not available") + (d.available_reason.empty() ? "" : ": " + d.available_reason));
   }
   print_refusals("  refused by", d.refusals);
   print_refusals("  lifted", d.lifted);

@@ -12,10 +12,10 @@
 namespace refit::api {
 
 struct DecisionRequest {
-  std::string path;                              // a YAML file; empty: `text` is its content (JSON is YAML too)
-  std::string text;
-  std::vector<std::string> sets;                 // "path=value" over it
-  std::string algorithm;                         // grpo, ppo, distillation; empty: from the top-level sections
+  std::string path{};  // a YAML file; empty: `text` is its content (JSON is YAML too)
+  std::string text{};
+  std::vector<std::string> sets{};               // "path=value" over it
+  std::string algorithm{};                       // grpo, ppo, distillation; empty: from the top-level sections
   std::int64_t max_colocated_worker_groups = 0;  // 0: not known
 };
 
@@ -36,7 +36,8 @@ class Decision {
   std::shared_ptr<const Impl> impl_;
 };
 
-// One walk through the phases of a sync. After a failure the rest of the work is skipped; the clean-up half always runs.
+// One walk through the phases of a sync. After a failure the rest of the work is skipped; the clean-up half always
+// runs.
 class Phases {
  public:
   explicit Phases(const Decision& decision);

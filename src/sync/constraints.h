@@ -150,7 +150,8 @@ struct Decision {
 // `movers`: the names in the registry of movers; `presets`: synchronizers that this build can drive on an engine.
 Decision decide(const Config& config, const Declared& declared, std::span<const std::string> movers,
                 std::span<const std::string> presets);
-// The synchronizers that can be made today: the Python package drives engines with them (refit.create_weight_synchronizer).
+// The synchronizers that can be made today: the Python package drives engines with them
+// (refit.create_weight_synchronizer).
 std::vector<std::string> built_presets();
 
 // What happens to kv_scales that a call brings, decided before any phase: none are always fine.

@@ -2,14 +2,14 @@
 from support import common
 
 
-def tell(engine, generated, paths, tokens, via, **options):
-    """engine: LocalEngine or HttpEngine serving paths[0]; it serves paths[0] again at the end. generated(): its tokens."""
+def tell(engine, generated, paths, tokens, via, ranks=1):
+    """ranks: of the engine that take part. engine: LocalEngine or HttpEngine serving paths[0]; it serves paths[0] again at the end. generated(): its tokens."""
     import refit
     import refit.sglang
 
     common.check(f"{via}: before any refit", generated(), tokens[0])
-    with refit.Coordinator(2, 1, 1, stall_timeout_s=10, gate_timeout_s=60, join_timeout_s=90) as coordinator:
-        sync = refit.sglang.SGLangWeightSynchronizer(coordinator, [engine], **options)
+    with refit.Coordinator(2, 1, ranks, stall_timeout_s=10, gate_timeout_s=60, join_timeout_s=90) as coordinator:
+        sync = refit.sglang.SGLangWeightSynchronizer(coordinator, [engine])
         trainer = common.Trainer(coordinator.address, paths[0])
         sync.init_communicator()
         trainer.joined()

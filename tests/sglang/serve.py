@@ -1,7 +1,7 @@
 """A real SGLang server on a CPU takes weights of a sharded torch trainer through Refit, in each way that there is; its greedy
 tokens equal those of transformers. The stand-in of the fast tests gives the same answers as this server.
 
-Usage: serve.py BUILD_DIR [WAY...]"""
+Usage: serve.py BUILD_DIR [tp=N] [WAY...]"""
 import json
 import pathlib
 import sys
@@ -103,10 +103,11 @@ def main():
     path = support.prepare(pathlib.Path(sys.argv[1]).resolve())
     import refit.sglang
 
-    ways = sys.argv[2:] or list(refit.sglang.server.VIAS)
+    ways = [a for a in sys.argv[2:] if "=" not in a] or list(refit.sglang.server.VIAS)
+    ranks = next((int(a.removeprefix("tp=")) for a in sys.argv[2:] if a.startswith("tp=")), 1)
     base = pathlib.Path(tempfile.mkdtemp(prefix="refit-sglang-"))
     paths, asked, tokens = support.two_models(base)
-    server = common.Server(lambda port: support.command(paths[0], port, "--custom-weight-loader", refit.sglang.LOADER), base / "server.log", {"PYTHONPATH": path})
+    server = common.Server(lambda port: support.command(paths[0], port, "--tp-size", str(ranks), "--custom-weight-loader", refit.sglang.LOADER), base / "server.log", {"PYTHONPATH": path})
     try:
         engines = {via: refit.sglang.HttpEngine(server.url, via=via, folder=str(base)) for via in ways}
         first = next(iter(engines.values()))
@@ -116,10 +117,11 @@ def main():
             answers = first.call("POST", "/generate", {"input_ids": asked, "sampling_params": support.sampling()}, 120)
             return [a["output_ids"] for a in answers]
 
-        same_answers(server.url, paths[0])
+        if ranks == 1:
+            same_answers(server.url, paths[0])
         for via, engine in engines.items():
-            refits.tell(engine, generated, paths, tokens, f"{via} over HTTP")
-        if "loader" in engines:
+            refits.tell(engine, generated, paths, tokens, f"{via} over HTTP, tp={ranks}", ranks if via == "loader" else 1)
+        if "loader" in engines and ranks == 1:
             beside_requests(engines["loader"], generated, paths, tokens)
             refits.compare(engines["loader"], generated, paths, tokens)
     except BaseException:
