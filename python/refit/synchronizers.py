@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -168,6 +169,10 @@ class PresetWeightSynchronizer(WeightSynchronizer):
                 raise first
             self._unfinished = False
             return metrics
+
+    async def sync_weights_async(self, kv_scales: Mapping[str, Any] | None = None, timer: Any = None, step: int | None = None) -> SyncMetrics:  # type: ignore[override]
+        """sync_weights() while the event loop goes on."""
+        return await asyncio.to_thread(self.sync_weights, kv_scales, timer, step)
 
     def _run(self, phase: str, metrics: SyncMetrics, kv_scales: Mapping[str, Any] | None, step: int | None) -> None:
         if phase == "judge_kv_scales":

@@ -17,7 +17,7 @@ from typing import Any
 from .._errors import CorruptError, Error, InternalError, UnsupportedError, make
 
 NAME = "refit"  # the one (name, tensor) pair
-MAX_ANSWER = 1 << 16
+MAX_ANSWER, MAX_MESSAGE = 1 << 16, 4000
 _FIELDS = ("peer", "stage", "bucket", "tensor", "need", "have")
 
 
@@ -52,10 +52,12 @@ def answer(order: dict[str, Any], failed: BaseException | None) -> None:
     """Leaves this rank's answer: whole, or not at all."""
     said: dict[str, Any] = {"ok": failed is None}
     if failed is not None:
-        said |= {"code": failed.code, "message": failed.message, "fields": {f: getattr(failed, f) for f in _FIELDS}} if isinstance(failed, Error) else {"code": "internal", "message": f"{type(failed).__name__}: {failed}", "fields": {}}
+        ours = isinstance(failed, Error)
+        text = failed.message if isinstance(failed, Error) else f"{type(failed).__name__}: {failed}"
+        said |= {"code": failed.code if isinstance(failed, Error) else "internal", "message": text[:MAX_MESSAGE], "fields": {f: getattr(failed, f, "") for f in _FIELDS} if ours else {}}
     path = _path(order)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(said)[:MAX_ANSWER])
+    part.write_text(json.dumps(said))
     os.replace(part, path)
 
 

@@ -208,7 +208,7 @@ class Orders(unittest.TestCase):
             with self.assertRaises(refit.ExhaustedError) as caught:
                 orders.read_answer(order, "engine")
             self.assertEqual((caught.exception.need, caught.exception.peer), (2, "engine rank 1"))
-            orders.answer(order, RuntimeError("torch said no"))
+            orders.answer(order, RuntimeError("torch said no" * 100000))
             with self.assertRaises(refit.InternalError):
                 orders.read_answer(order, "engine")
             for text in ("{", "[]", '{"ok": false, "code": "odd", "message": ""}', '{"ok": false}'):

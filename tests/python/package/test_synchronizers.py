@@ -1,7 +1,9 @@
 """create_weight_synchronizer: what each configuration becomes, and the lifecycle of each preset round real rounds. Policies and
 generations are stand-ins with the methods that NeMo-RL publishes (docs/choose-a-transport.md, "Order of a sync")."""
 
+import asyncio
 import concurrent.futures
+import contextlib
 import pathlib
 import threading
 import time
@@ -225,8 +227,6 @@ class Lifecycle(unittest.TestCase):
         self.assertEqual(caught.exception.peer, "worker 0")
 
     def test_a_timer_is_entered_for_each_phase(self):
-        import contextlib
-
         class Timer:
             names = []
 
@@ -235,7 +235,8 @@ class Lifecycle(unittest.TestCase):
                 self.names.append(name)
                 yield
 
-        self.job(yaml(True)).sync_weights(timer=Timer())
+        sync = self.job(yaml(True))
+        asyncio.run(sync.sync_weights_async(timer=Timer(), step=1))
         self.assertIn("refit/transfer", Timer.names)
 
     def sglang(self, saver):
