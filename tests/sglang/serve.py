@@ -107,7 +107,8 @@ def main():
     ranks = next((int(a.removeprefix("tp=")) for a in sys.argv[2:] if a.startswith("tp=")), 1)
     base = pathlib.Path(tempfile.mkdtemp(prefix="refit-sglang-"))
     paths, asked, tokens = support.two_models(base)
-    server = common.Server(lambda port: support.command(paths[0], port, "--tp-size", str(ranks), "--custom-weight-loader", refit.sglang.LOADER), base / "server.log", {"PYTHONPATH": path})
+    server = common.Server(lambda port: support.command(paths[0], port, "--tp-size", str(ranks), "--custom-weight-loader", refit.sglang.LOADER), base / "server.log",
+                           {"PYTHONPATH": path} | ({"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(r % (support.os.cpu_count() or 1)) for r in range(ranks))} if ranks > 1 else {}))
     try:
         engines = {via: refit.sglang.HttpEngine(server.url, via=via, folder=str(base)) for via in ways}
         first = next(iter(engines.values()))
