@@ -10,10 +10,10 @@ import torch
 
 from .._errors import Error, InvalidError, MismatchError
 from .._gate import Gate
+from .._whole import whole_layout
 from ..layout import Layout
 from ..members import Receiver, VersionInfo
 from . import orders
-from .whole import whole_layout
 
 log = logging.getLogger("refit.sglang")
 

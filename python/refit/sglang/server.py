@@ -19,10 +19,10 @@ from typing import Any, Iterator, Sequence
 from .._errors import DeadlineError, InvalidError, MismatchError, UnsupportedError
 from .._gate import Gate
 from .._http import EngineError, HttpClient
+from .._whole import whole_layout
 from ..driver import Engine, EngineWeightSynchronizer
 from ..members import Receiver, VersionInfo
 from . import orders
-from .whole import whole_layout
 
 __all__ = ["Engine", "EngineError", "HttpEngine", "LocalEngine", "SGLangWeightSynchronizer"]
 

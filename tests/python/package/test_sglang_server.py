@@ -12,8 +12,8 @@ import numpy as np
 import refit
 import refit.sglang
 from refit._gate import Gate
+from refit._whole import whole_layout
 from refit.sglang import orders
-from refit.sglang.whole import whole_layout
 from sglang_stand_in import SglangStandIn
 from stand_in import wrong_answers
 

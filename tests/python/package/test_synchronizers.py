@@ -12,6 +12,7 @@ import unittest
 import numpy as np
 import refit
 from refit import synchronizers
+from refit.checkpoint_engine import RefitCheckpointEngine
 from test_vllm_server import Steered
 
 CASES = pathlib.Path(__file__).parents[2] / "cases/config"
@@ -338,6 +339,85 @@ class Seam(unittest.TestCase):
             refit.Instance()
         with self.assertRaises(TypeError):
             refit.Shard()
+
+
+class CheckpointEngines(unittest.TestCase):
+    """The interfaces that NeMo-RL and verl publish, driven as their managers do."""
+
+    def ends(self, trainers=2, rollouts=2):
+        made = [RefitCheckpointEngine(64, array="numpy", timeout_s=20, coordinator_options={"stall_timeout_s": 2}) for _ in range(trainers + rollouts)]
+        for end in made:
+            self.addCleanup(end.close)
+        return made[:trainers], made[trainers:]
+
+    def step(self, trainers, rollouts, value, receive, names=("a", "b", "c")):
+        drained = []
+
+        def weights(rank):
+            for name in names:
+                yield name, np.full((2, 5), value, np.float32)
+            drained.append(rank)
+
+        async def all_of_it():
+            sends = [t.send_weights(weights(r)) for r, t in enumerate(trainers)]
+            return (await asyncio.gather(*sends, *[receive(r) for r in rollouts]))[len(trainers):]
+
+        got = asyncio.run(all_of_it())
+        self.assertEqual(sorted(drained), list(range(len(trainers))))
+        for end in trainers + rollouts:
+            end.finalize()
+        for tensors in got:
+            self.assertEqual(set(tensors), {"a", "b", "c"})
+            self.assertTrue(all((t == value).all() for t in tensors.values()))
+
+    def test_nemo_rl(self):
+        trainers, rollouts = self.ends()
+        metadata = [end.prepare() for end in trainers + rollouts]
+        sizes = dict(train_world_size=2, rollout_world_size=2, metadata=metadata)
+        for r, end in enumerate(trainers):
+            end.init_policy_process_group(worker_rank=r, **sizes)
+        for r, end in enumerate(rollouts):
+            end.init_rollout_process_group(rollout_rank=r, **sizes)
+
+        async def receive(end):
+            batches = [[(n, t.copy()) for n, t in batch] async for batch in end.receive_weight_batches()]
+            self.assertEqual([len(b) for b in batches], [1, 1, 1])  # 40 bytes each, 64 a batch
+            return dict(pair for batch in batches for pair in batch)
+
+        self.step(trainers, rollouts, 1, receive)
+        self.step(trainers, rollouts, 2, receive)
+        with self.assertRaises(refit.InvalidError) as caught:
+            asyncio.run(trainers[0].send_weights(iter([("other", np.zeros(3, np.float32))])))
+        self.assertEqual(caught.exception.tensor, "other")
+
+    def test_verl(self):
+        trainers, rollouts = self.ends(1, 2)
+
+        async def receive(end):
+            return {n: t.copy() async for n, t in end.receive_weights()}
+
+        for value in (3, 4):  # verl makes its groups anew for each update
+            metadata = [end.prepare() for end in trainers + rollouts]
+            for group, arguments in zip((trainers, rollouts), RefitCheckpointEngine.build_topology(1, 2, metadata)):
+                for r, end in enumerate(group):
+                    end.init_process_group(**{k: v[r] for k, v in arguments.items()})
+            self.step(trainers, rollouts, value, receive)
+
+    def test_misuse(self):
+        (trainer,), (rollout,) = self.ends(1, 1)
+        with self.assertRaises(refit.InvalidError):
+            asyncio.run(trainer.send_weights(iter(())))
+        with self.assertRaises(refit.InvalidError):
+            rollout.init_rollout_process_group(rollout_rank=0, train_world_size=1, rollout_world_size=1, metadata=["?"])
+        rollout.init_rollout_process_group(rollout_rank=0, train_world_size=1, rollout_world_size=1, metadata=[trainer.prepare()])
+        rollout._timeout_s = 0.1
+
+        async def first():
+            async for _ in rollout.receive_weights():
+                pass
+
+        with self.assertRaises(refit.DeadlineError):
+            asyncio.run(first())
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
-"""Layouts of whole tensors under the checkpoint's names, as an engine's own loader takes them."""
+"""Layouts of whole tensors on each of several ranks, as an engine's own loader takes them."""
 
 from __future__ import annotations
 
-from .._errors import UnsupportedError
-from ..layout import Layout
+from ._errors import UnsupportedError
+from .layout import Layout
 
 
 def whole_layout(model: str, ranks: int, replicas: int) -> Layout:
-    """Every rank of every replica holds all of the checkpoint. model: a checkpoint directory or configuration."""
+    """Every rank of every replica holds all of a checkpoint, under its names. model: its directory, or a configuration."""
     if ranks == 1:
         return Layout.from_model(model, f"hf:replicas={replicas}" if replicas > 1 else "hf")
     if replicas > 1:
         raise UnsupportedError(f"{replicas} replicas of {ranks} ranks with whole tensors on each rank: layouts of that form have one replica")
-    one = Layout.from_model(model, "hf")
+    return repeated(Layout.from_model(model, "hf"), ranks)
+
+
+def repeated(one: Layout, ranks: int) -> Layout:
+    """Ranks that each hold what rank 0 of `one` does."""
     buffers = {name: {"bytes": size} for name, size in one.buffers(0).items()}
     holdings = [{"tensor": h.tensor, "box": h.box, "buffer": h.buffer, "offset": h.offset, "strides": h.strides, "dtype": h.dtype} | ({"view": h.view} if h.view else {}) for h in one.holdings(0)]
     return Layout.from_json({
