@@ -1,6 +1,7 @@
 """The driver's side of SGLang without SGLang: the stand-in server with its rules of state, wrong answers to every call, and
 whole refits through Refit's own loader with workers of this process. The real server: `make test-sglang`."""
 
+import importlib.util
 import json
 import pathlib
 import tempfile
@@ -221,9 +222,27 @@ class Orders(unittest.TestCase):
             orders.directory("tcp://127.0.0.1:1")
 
 
-class Refits(Case):
-    """Rounds with real publishers and receivers; only the server and its model are stand-ins."""
+class Rounds(Case):
+    """With real publishers and receivers; only the server and its model are stand-ins."""
 
+    def write(self, step):
+        with self.publisher.writing(step):
+            for t in self.publisher.tensors:
+                t.numpy()[...] = step
+
+    def joined(self, sync):
+        """The synchronizer, once its engines and a publisher have joined; step 1 is published."""
+        self.addCleanup(sync.shutdown)
+        joined = threading.Thread(target=sync.init_communicator)
+        joined.start()
+        self.publisher = refit.Publisher(sync.coordinator.address, refit.Layout.from_config(SMALL, "hf"))
+        self.addCleanup(self.publisher.close)
+        joined.join(20)
+        self.write(1)
+        return sync
+
+
+class Refits(Rounds):
     def job(self, ranks=1, gate_timeout_s=10, **options):
         self.stand_in = self.server(ranks)
         engine = refit.sglang.HttpEngine(self.stand_in.url)
@@ -231,19 +250,7 @@ class Refits(Case):
         sync = refit.sglang.SGLangWeightSynchronizer(coordinator, [engine], **options)
         sync.SETTLE_S = 0.2
         self.addCleanup(lambda: [w.close() for w in self.workers])
-        self.addCleanup(sync.shutdown)
-        joined = threading.Thread(target=sync.init_communicator)
-        joined.start()
-        self.publisher = refit.Publisher(coordinator.address, refit.Layout.from_config(SMALL, "hf"))
-        self.addCleanup(self.publisher.close)
-        joined.join(20)
-        self.write(1)
-        return sync
-
-    def write(self, step):
-        with self.publisher.writing(step):
-            for t in self.publisher.tensors:
-                t.numpy()[...] = step
+        return self.joined(sync)
 
     def serves(self, step):
         for worker in self.workers:
@@ -321,6 +328,76 @@ class Refits(Case):
             sync.sync_weights()
         self.assertIn("1 of 3 parameters differ", str(caught.exception))
         self.assertEqual(self.stand_in.paused, None, "another synchronizer's engine must generate on")
+
+
+@unittest.skipUnless(importlib.util.find_spec("torch") and importlib.util.find_spec("safetensors"), "needs torch and safetensors: make test-sglang has both")
+class Ways(Rounds):
+    """What the driver received goes through the stock endpoints of the stand-in."""
+
+    def way(self, via):
+        self.stand_in = self.server(2)
+        self.stand_in.model = self.model.parent
+        engine = refit.sglang.HttpEngine(self.stand_in.url, via=via, bucket_bytes=4096)
+        coordinator = refit.Coordinator(1, 1, 1, stall_timeout_s=2, gate_timeout_s=5, total_timeout_s=20, join_timeout_s=20)
+        return self.joined(refit.sglang.SGLangWeightSynchronizer(coordinator, [engine]))
+
+    def sent(self, path):
+        return [b for _, p, b, _ in self.stand_in.calls if p == path]
+
+    def fails_and_is_repaired(self, sync, path, answer):
+        self.stand_in.answers[path] = answer
+        self.write(2)
+        with self.assertRaises(refit.Error) as caught:
+            sync.sync_weights()
+        self.assertTrue(sync.is_stale())
+        self.assertIsNotNone(self.stand_in.paused)
+        self.stand_in.answers.clear()
+        self.stand_in.calls.clear()
+        self.write(3)
+        sync.sync_weights()
+        self.assertFalse(sync.is_stale())
+        self.assertEqual((self.stand_in.paused, self.stand_in.session), (None, False))
+        return str(caught.exception)
+
+    def test_tensors(self):
+        import base64
+        import pickle
+
+        sync = self.way("tensor")
+        sync.sync_weights()
+        told = self.fails_and_is_repaired(sync, "/update_weights_from_tensor", (400, '{"success": false, "message": "no room"}'))
+        self.assertIn("no room", told)
+        bodies = self.sent("/update_weights_from_tensor")
+        self.assertGreater(len(bodies), 1)
+        found = [dict(pickle.loads(base64.b64decode(b["serialized_named_tensors"][1]))) for b in bodies]
+        self.assertEqual(sum(map(len, found)), len(self.publisher.tensors))
+        self.assertEqual({float(v) for part in found for t in part.values() for v in t.unique()}, {3.0})
+        for part in found:  # what a loader may join comes together
+            layers = {n.rsplit(".", 2)[0] for n in part if "self_attn" in n}
+            self.assertTrue(all(sum(n.startswith(layer + ".") for n in part) == 4 for layer in layers), part.keys())
+
+    def test_a_directory(self):
+        import safetensors.torch
+
+        sync = self.way("disk")
+        sync.sync_weights()
+        told = self.fails_and_is_repaired(sync, "/update_weights_from_disk", (400, '{"success": false, "message": "no such file"}'))
+        self.assertIn("no such file", told)
+        self.assertNotIn("/begin_weight_update", self.paths(self.stand_in))
+        folder = pathlib.Path(self.sent("/update_weights_from_disk")[-1]["model_path"])
+        found = safetensors.torch.load_file(folder / "model.safetensors")
+        self.assertEqual({float(v) for t in found.values() for v in t.unique()}, {3.0})
+        self.assertTrue((folder / "config.json").exists())
+        sync.shutdown()
+        self.assertFalse(folder.exists())
+
+    def test_a_group_that_is_refused_is_made_anew(self):
+        sync = self.way("distributed")
+        self.stand_in.answers["/init_weights_update_group"] = (400, '{"success": false, "message": "no group today"}')
+        with self.assertRaises(refit.Error) as caught:
+            sync.sync_weights()
+        self.assertIn("no group today", str(caught.exception))
+        self.assertTrue(sync.is_stale())
 
 
 if __name__ == "__main__":
