@@ -12,6 +12,7 @@ common = importlib.util.module_from_spec(_spec)
 sys.modules["engine_support"] = common  # processes that are spawned import it by this name
 _spec.loader.exec_module(common)
 
+common.WAIT_S = 300  # trainer processes too take long to start beside other work
 START_S = 400  # a server of SGLang takes a minute and a half to start, more beside other work
 ENGINE = dict(device="cpu", dtype="float32", attention_backend="torch_native", sampling_backend="pytorch", disable_cuda_graph=True, disable_overlap_schedule=True,
               mem_fraction_static=0.1, max_total_tokens=4096, max_running_requests=4, context_length=256, skip_server_warmup=True, skip_tokenizer_init=True, random_seed=0)
