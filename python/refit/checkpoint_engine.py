@@ -28,17 +28,22 @@ _CARD = "card.json"
 
 
 class _Reading:
-    """A receiver's engine: installs only while nobody reads."""
+    """A receiver's engine: installs only while nobody reads. A round may end between pause and resume; the next one then
+    finds the gate shut already."""
 
     def __init__(self) -> None:
         self.free = threading.Semaphore()
+        self._shut = False  # by the receiver's thread, which alone calls the hooks
 
     def pause(self, timeout_s: float) -> None:
-        if not self.free.acquire(timeout=timeout_s):
+        if not self._shut and not self.free.acquire(timeout=timeout_s):
             raise DeadlineError("the former version is still being read", stage="receive_weights")
+        self._shut = True
 
     def resume(self) -> None:
-        self.free.release()
+        if self._shut:
+            self._shut = False
+            self.free.release()
 
 
 class RefitCheckpointEngine:

@@ -345,7 +345,7 @@ class CheckpointEngines(unittest.TestCase):
     """The interfaces that NeMo-RL and verl publish, driven as their managers do."""
 
     def ends(self, trainers=2, rollouts=2):
-        made = [RefitCheckpointEngine(64, array="numpy", timeout_s=20, coordinator_options={"stall_timeout_s": 2}) for _ in range(trainers + rollouts)]
+        made = [RefitCheckpointEngine(64, array="numpy", timeout_s=20, coordinator_options={"stall_timeout_s": 2, "gate_timeout_s": 1}) for _ in range(trainers + rollouts)]
         for end in made:
             self.addCleanup(end.close)
         return made[:trainers], made[trainers:]
@@ -402,6 +402,27 @@ class CheckpointEngines(unittest.TestCase):
                 for r, end in enumerate(group):
                     end.init_process_group(**{k: v[r] for k, v in arguments.items()})
             self.step(trainers, rollouts, value, receive)
+
+    def test_nothing_is_installed_under_a_reader(self):
+        trainers, rollouts = self.ends(1, 1)
+        metadata = [trainers[0].prepare()]
+        trainers[0].init_policy_process_group(worker_rank=0, train_world_size=1, rollout_world_size=1, metadata=metadata)
+        rollouts[0].init_rollout_process_group(rollout_rank=0, train_world_size=1, rollout_world_size=1, metadata=metadata)
+
+        def weights(value):
+            return iter([(name, np.full((2, 5), value, np.float32)) for name in "abc"])
+
+        async def both():
+            reading = rollouts[0].receive_weights()
+            sent, (_, first) = await asyncio.gather(trainers[0].send_weights(weights(1)), anext(reading))
+            with self.assertRaises(refit.Error):
+                await trainers[0].send_weights(weights(2))
+            rest = [t async for _, t in reading]
+            self.assertTrue(all((t == 1).all() for t in [first, *rest]))
+            await trainers[0].send_weights(weights(3))
+            self.assertTrue(all([(t == 3).all() async for _, t in rollouts[0].receive_weights()]))
+
+        asyncio.run(both())
 
     def test_misuse(self):
         (trainer,), (rollout,) = self.ends(1, 1)
