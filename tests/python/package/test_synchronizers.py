@@ -201,6 +201,15 @@ class Lifecycle(unittest.TestCase):
         sync = self.job(yaml(True, refit_keys={"kv_scales_unsupported": "ignore"}))
         self.assertEqual(sync.sync_weights(kv_scales={"a": 1, "b": 2})["kv_scales_ignored"], 2)
 
+    def test_comparing_only_changes_no_phase_of_anybody(self):
+        sync = self.job(yaml(True, backend="sglang", refit_keys={"compare_only": True}))
+        sync.sync_weights()
+        self.assertEqual(self.calls(), ["pause in_place", "start", "update", "finish", "installed", "resume"])
+        self.engine.fail = "update"
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertEqual(self.calls()[-1], "resume", "another synchronizer's engine must generate on")
+
     def test_own_devices_no_phase_of_anybody_changes(self):
         sync = self.job(yaml(False), train_cluster=1, inference_world_size=1)
         sync.sync_weights()
