@@ -227,8 +227,13 @@ class _Steps:
         self.begin(until - time.monotonic())
         try:
             yield
-        finally:
-            self.end(max(1.0, until - time.monotonic()))
+        except BaseException:
+            try:
+                self.end(max(1.0, until - time.monotonic()))
+            except Exception as e:  # noqa: BLE001 - the first error is the one to tell
+                log.error("the session of %s was not closed: %s", self.name, e)
+            raise
+        self.end(max(1.0, until - time.monotonic()))
 
     def _leave(self) -> None:
         if self._receiver is not None and self._gate is not None:

@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable
 
-import torch
 import vllm
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
