@@ -198,9 +198,13 @@ class EngineWeightSynchronizer(WeightSynchronizer):
         engine.pause(self.IN_FLIGHT[-1], left())
         try:
             engine.start(left())
-            try:
-                engine.update({"timeout_s": max(0.8 * left(), left() - 2)}, left())
-            finally:
-                engine.finish(left())
+            failed: Exception | None = None
+            for step in (lambda: engine.update({"timeout_s": max(0.8 * left(), left() - 2)}, left()), lambda: engine.finish(self.timeout_s)):
+                try:
+                    step()
+                except Exception as e:  # noqa: BLE001 - the first one is raised, once the session is closed
+                    failed = failed or e
+            if failed is not None:
+                raise failed
         finally:
             engine.resume(self.timeout_s)
