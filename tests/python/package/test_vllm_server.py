@@ -149,6 +149,7 @@ class Synchronizer(unittest.TestCase):
         engine = Steered()
         coordinator = refit.Coordinator(1, 1, 1, stall_timeout_s=2, gate_timeout_s=1, total_timeout_s=10)
         sync = refit.vllm.VllmWeightSynchronizer(coordinator, [engine], **options)
+        sync.SETTLE_S = 0.2
         self.addCleanup(sync.shutdown)
         self.weights = np.arange(8, dtype=np.float32)
         joined = threading.Thread(target=sync.init_communicator)
