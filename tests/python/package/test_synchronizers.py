@@ -113,6 +113,11 @@ class Choice(unittest.TestCase):
         self.refused(refit.InvalidError, "share evenly", yaml(False), train_cluster=1, inference_world_size=1, engines=2)
         self.refused(refit.UnsupportedError, "compare_only", yaml(True, refit_keys={"compare_only": True}))
 
+    def test_an_encoding_that_does_not_exist(self):
+        with self.assertRaises(refit.InvalidError) as caught:
+            refit.Coordinator(1, encoding="zip")
+        self.assertIn("'zip'", str(caught.exception))
+
     def test_phases_that_nobody_offers(self):
         with self.assertRaises(refit.InvalidError) as caught:
             refit.create_weight_synchronizer(yaml(True), object(), [Steered()], train_cluster=1)
