@@ -48,4 +48,4 @@ def sampling():
 
 def command(model, port, *more):
     flags = [f for key, value in ENGINE.items() for f in ([f"--{key.replace('_', '-')}"] if value is True else [f"--{key.replace('_', '-')}", str(value)])]
-    return [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1", "--port", str(port), *flags, *more]
+    return [sys.executable, str(HERE / "launch.py"), "--model-path", str(model), "--host", "127.0.0.1", "--port", str(port), *flags, *more]
