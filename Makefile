@@ -40,8 +40,12 @@ test-live: build ## rules against live frameworks: transformers, vLLM, Megatron-
 	@scripts/live_env.sh
 	.cache/venv-live/bin/python tests/live/run.py --refit build/release/cli/refit $(if $(WRITE),--write)
 
-test-sglang: build ## the same with SGLang, which needs an environment of its own (10 GB)
+test-sglang: build ## the same with SGLang, which needs an environment of its own (10 GB); a real SGLang engine takes weights
 	@scripts/live_env.sh sglang
+	cd tests/python/package && PYTHONPATH=$(CURDIR)/build/release/python $(CURDIR)/.cache/venv-sglang/bin/python -m unittest -v test_sglang_server.Ways
+	.cache/venv-sglang/bin/python tests/sglang/offline.py build/release
+	.cache/venv-sglang/bin/python tests/sglang/serve.py build/release
+	.cache/venv-sglang/bin/python tests/sglang/serve.py build/release tp=2 loader
 	.cache/venv-sglang/bin/python tests/live/run.py --refit build/release/cli/refit $(if $(WRITE),--write) sglang_layouts.py
 
 test-vllm: build $(MODEL_DIR)/config.json ## a real vLLM engine takes weights from a sharded torch trainer

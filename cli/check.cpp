@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/training_config.h"
@@ -42,49 +41,7 @@ Result<sync::Declared> declared(const CheckArgs& args) {
   return d;
 }
 
-nlohmann::json to_json(const std::vector<sync::Refusal>& rows) {
-  nlohmann::json out = nlohmann::json::array();
-  for (const sync::Refusal& r : rows)
-    out.push_back({{"row", r.row}, {"paths", r.paths}, {"reason", r.reason}, {"way_out", r.way_out}});
-  return out;
-}
-nlohmann::json to_json(const std::vector<sync::Remark>& rows) {
-  nlohmann::json out = nlohmann::json::array();
-  for (const sync::Remark& r : rows) out.push_back({{"row", r.row}, {"text", r.text}});
-  return out;
-}
-
-void print_json(const CheckReport& report) {
-  const sync::Decision& d = report.decision;
-  nlohmann::json keys = nlohmann::json::array();
-  for (const sync::KeyRow& row : sync::config_rows(report.config))
-    keys.push_back({{"path", row.path}, {"value", row.value}, {"origin", row.origin.text()}});
-  nlohmann::json out{{"ok", d.allowed},
-                     {"allowed", d.allowed},
-                     {"available", d.available},
-                     {"available_reason", d.available_reason},
-                     {"row", d.row},
-                     {"synchronizer", d.synchronizer},
-                     {"transport", d.transport},
-                     {"path", d.path},
-                     {"backend", d.backend},
-                     {"policy", d.policy},
-                     {"algorithm", d.algorithm},
-                     {"compat", report.config.compat.value},
-                     {"shadow", {{"where", d.shadow}, {"why", d.shadow_why}}},
-                     {"kv_scales", d.kv_scales},
-                     {"gpu_share", nullptr},
-                     {"gpu_share_rule", d.gpu_share_rule},
-                     {"phases", d.phases},
-                     {"needs", d.needs},
-                     {"refusals", to_json(d.refusals)},
-                     {"lifted", to_json(d.lifted)},
-                     {"warnings", to_json(d.warnings)},
-                     {"not_judged", to_json(d.not_judged)},
-                     {"keys", std::move(keys)}};
-  if (d.gpu_share) out["gpu_share"] = *d.gpu_share;
-  fmt::print("{}\n", out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-}
+void print_json(const CheckReport& report) { fmt::print("{}\n", sync::decision_json(report.config, report.decision)); }
 
 void print_refusals(const char* title, const std::vector<sync::Refusal>& rows) {
   for (const sync::Refusal& r : rows) {
@@ -111,7 +68,8 @@ void print_text(const CheckReport& report) {
     line("GPU share", d.gpu_share ? fmt::format("{} ({})", *d.gpu_share, d.gpu_share_rule) : d.gpu_share_rule);
     line("phases", fmt::format("{}", fmt::join(d.phases, " -> ")));
     line("needs", fmt::format("{}", fmt::join(d.needs, ", ")));
-    line("in this build", d.available ? "available" : "not available: " + d.available_reason);
+    line("in this build",
+         (d.available ? "available" : "not available") + (d.available_reason.empty() ? "" : ": " + d.available_reason));
   }
   print_refusals("  refused by", d.refusals);
   print_refusals("  lifted", d.lifted);

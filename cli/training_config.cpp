@@ -1,21 +1,9 @@
 #include "cli/training_config.h"
 
-#include <cstdlib>
-
-#include "files/files.h"
-
 namespace refit::cli {
 
 sync::ConfigResult load_training_config(const std::string& path, const std::vector<std::string>& sets) {
-  const sync::ReadConfigFile read = [&](const std::string& file) -> Result<std::string> {
-    if (path.empty()) return std::string();
-    return files::read_text(file, sync::kMaxConfigBytes);
-  };
-  const sync::EnvLookup environment = [](const std::string& name) {
-    const char* value = std::getenv(name.c_str());
-    return value ? std::optional<std::string>(value) : std::nullopt;
-  };
-  return sync::load_config(path, sets, read, environment);
+  return sync::load_config_here(path, "", sets);
 }
 
 std::vector<std::string> network_sets(const std::string& port_range, const std::string& advertise) {

@@ -5,7 +5,9 @@ anyone can verify; the learner is REINFORCE with the mean reward as baseline. Af
 the new weights through Refit, and the version that each answer came from is known.
 
     python examples/rl_loop.py --steps 30            # needs torch, transformers, vllm and weight-refit
-    python examples/rl_loop.py --transport tcp       # the same loop over another mover
+
+Which way the weights go stands in rl_loop.yaml alone: set `refit_transport: vllm_zmq_sparse` there, or `colocated.enabled: true`,
+and the same loop runs over another mover.
 """
 import argparse
 import json
@@ -68,10 +70,22 @@ def answers_of(done, expected):
         assert word == expected, (word, rank)
 
 
+class Phases:
+    """What a synchronizer asks of trainer and engine beside weights: nothing here, since no device is shared."""
+
+    def __init__(self, engines=()):
+        self.refit_engines = list(engines)
+
+    def offload_before_refit(self, tags=None):
+        pass
+
+    offload_after_refit = prepare_for_generation = offload_before_refit
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--transport", default="shm")
+    parser.add_argument("--config", default=str(pathlib.Path(__file__).with_suffix(".yaml")))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=pathlib.Path, help="rewards as JSON")
     options = parser.parse_args()
@@ -89,12 +103,11 @@ def main():
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).save_pretrained(path)
 
     llm = LLM(path, dtype="float32", max_model_len=64, max_num_seqs=ANSWERS, enforce_eager=True, skip_tokenizer_init=True, seed=options.seed, weight_transfer_config={"backend": refit.vllm.BACKEND})
-    coordinator = refit.Coordinator(source_ranks=TRAINERS, transport=options.transport)
-    sync = refit.vllm.VllmWeightSynchronizer(coordinator, [refit.vllm.LocalEngine(llm)])
+    sync = refit.create_weight_synchronizer(options.config, Phases(), Phases([refit.vllm.LocalEngine(llm)]), train_cluster=TRAINERS, inference_world_size=1)
 
     context, port = mp.get_context("spawn"), free_port()
     rollouts, done = [context.Queue() for _ in range(TRAINERS)], context.Queue()
-    ranks = [context.Process(target=trainer, args=(r, port, coordinator.address, path, rollouts[r], done), daemon=True) for r in range(TRAINERS)]
+    ranks = [context.Process(target=trainer, args=(r, port, sync.coordinator.address, path, rollouts[r], done), daemon=True) for r in range(TRAINERS)]
     for rank in ranks:
         rank.start()
     sync.init_communicator()
@@ -103,8 +116,8 @@ def main():
     draw = torch.Generator().manual_seed(options.seed)
     rewards = []
     for step in range(options.steps):
-        if sync.is_stale():
-            report = sync.sync_weights(step)
+        if sync.is_stale:
+            report = sync.sync_weights(step=step).report
         prompts = torch.randint(VOCABULARY, (ANSWERS, PROMPT), generator=draw).tolist()
         sampling = [SamplingParams(temperature=1.0, max_tokens=ANSWER, min_tokens=ANSWER, ignore_eos=True, detokenize=False, seed=hash((options.seed, step, i)) % 2**31) for i in range(ANSWERS)]
         made = llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)

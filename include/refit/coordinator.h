@@ -16,7 +16,9 @@ struct CoordinatorOptions {
   std::uint32_t target_instances = 1;  // engine replicas
   std::uint32_t target_ranks = 1;      // ranks of one replica
   std::string transport = "shm";       // of the weights
-  std::string runtime_dir;             // where the job's private directory is made; empty: the user's own
+  // Of the bytes: raw (all of every version), xor or overwrite (what changed; over movers that send, such as tcp).
+  std::string encoding = "raw";
+  std::string runtime_dir;  // where the job's private directory is made; empty: the user's own
   // Keys of the `refit:` section of a configuration, with its defaults.
   std::int64_t bucket_bytes = 32 << 20, staging_bytes = 256 << 20, proof_every = 10;
   std::vector<std::string> allow_cast;

@@ -1,6 +1,7 @@
 // The public interface of Refit. Standard types only; every failure is thrown as refit::Error.
 #pragma once
 #include "refit/coordinator.h"
+#include "refit/decision.h"
 #include "refit/error.h"
 #include "refit/layout.h"
 #include "refit/member.h"

@@ -19,6 +19,7 @@ void bind_arrays(nb::module_& m);
 void bind_layout(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_coordinator(nb::module_& m);
+void bind_decision(nb::module_& m);
 void bind_members(nb::module_& m);
 
 }  // namespace refit::native

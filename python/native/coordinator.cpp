@@ -39,6 +39,7 @@ void bind_coordinator(nb::module_& m) {
       .def_rw("target_instances", &CoordinatorOptions::target_instances)
       .def_rw("target_ranks", &CoordinatorOptions::target_ranks)
       .def_rw("transport", &CoordinatorOptions::transport)
+      .def_rw("encoding", &CoordinatorOptions::encoding)
       .def_rw("runtime_dir", &CoordinatorOptions::runtime_dir)
       .def_rw("bucket_bytes", &CoordinatorOptions::bucket_bytes)
       .def_rw("staging_bytes", &CoordinatorOptions::staging_bytes)

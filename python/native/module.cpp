@@ -11,5 +11,6 @@ NB_MODULE(_native, m) {
   refit::native::bind_layout(m);
   refit::native::bind_plan(m);
   refit::native::bind_coordinator(m);
+  refit::native::bind_decision(m);
   refit::native::bind_members(m);
 }

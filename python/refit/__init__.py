@@ -22,6 +22,8 @@ from ._errors import (
 from .coordinator import Coordinator, SyncReport, VersionInfo, WeightSynchronizer
 from .layout import Holding, Layout, Plan
 from .members import Engine, MemberReport, Publisher, Receiver
+from .seam import Instance, Shard, serve
+from .synchronizers import Decision, SyncMetrics, create_weight_synchronizer
 
 __version__: str = _native.version
 __all__ = [
@@ -30,10 +32,12 @@ __all__ = [
     "Coordinator",
     "CorruptError",
     "DeadlineError",
+    "Decision",
     "Engine",
     "Error",
     "ExhaustedError",
     "Holding",
+    "Instance",
     "InternalError",
     "InvalidError",
     "Layout",
@@ -44,9 +48,13 @@ __all__ = [
     "Plan",
     "Publisher",
     "Receiver",
+    "Shard",
+    "SyncMetrics",
     "SyncReport",
     "Tensor",
     "UnsupportedError",
     "VersionInfo",
     "WeightSynchronizer",
+    "create_weight_synchronizer",
+    "serve",
 ]

@@ -30,7 +30,8 @@ class Coordinator:
     """Decides a job's rounds; embedded in the process that drives it (the driver, or rank 0 of a trainer).
 
     source_ranks: trainer ranks; targets: engine replicas; target_ranks: ranks of one replica. The other options are
-    keys of the ``refit:`` section of a configuration, with its defaults. Members are told `address`; so is
+    keys of the ``refit:`` section of a configuration, with its defaults; encoding: ``raw`` (all bytes of every version),
+    ``xor`` or ``overwrite`` (what changed; over transports that send, such as ``tcp``). Members are told `address`; so is
     ``refit status``. It listens in a private directory of this host (`runtime_dir`: where that is made).
     """
 
@@ -41,6 +42,7 @@ class Coordinator:
         target_ranks: int = 1,
         *,
         transport: str = "shm",
+        encoding: str = "raw",
         runtime_dir: str = "",
         bucket_bytes: int = 32 << 20,
         staging_bytes: int = 256 << 20,
@@ -66,6 +68,7 @@ class Coordinator:
         options.target_instances = targets
         options.target_ranks = target_ranks
         options.transport = transport
+        options.encoding = encoding
         options.runtime_dir = runtime_dir
         options.bucket_bytes = bucket_bytes
         options.staging_bytes = staging_bytes

@@ -17,6 +17,7 @@ sync::HostOptions host_options(const CoordinatorOptions& o) {
   h.sync.plan.bucket_bytes = o.bucket_bytes;
   h.sync.plan.staging_bytes = o.staging_bytes;
   h.sync.plan.allow_cast = o.allow_cast;
+  h.sync.encoding = o.encoding;
   h.sync.proof_every = o.proof_every;
   h.sync.barrier = o.barrier;
   h.sync.on_target_loss = o.continue_on_loss ? sync::OnTargetLoss::kContinue : sync::OnTargetLoss::kFail;

@@ -88,6 +88,9 @@ ConfigResult read_config(const ConfigNode& root, const EnvLookup& env);
 ConfigResult load_config(const std::string& path, std::span<const std::string> sets, const ReadConfigFile& read,
                          const EnvLookup& env);
 
+// The same from the file system and this process' environment. With an empty path the configuration is `text`.
+ConfigResult load_config_here(const std::string& path, const std::string& text, std::span<const std::string> sets);
+
 // For messages and for documents: every key in order, with its value as text.
 struct KeyRow {
   std::string path, value, needs;

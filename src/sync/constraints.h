@@ -46,6 +46,8 @@ struct RouteRow {
   std::string_view use_when;
   std::string_view mover;  // its name in the registry of movers
   bool kv_scales;          // carries them
+  // The mover that goes the same way where the weights lie in host memory; empty: there is none.
+  std::string_view host_mover = {};
 };
 std::span<const RouteRow> route_rows();
 
@@ -130,6 +132,8 @@ struct Decision {
   std::string synchronizer, transport, path;
   std::string backend, policy, algorithm;  // as judged; "unknown" where nothing tells
   bool available = false;                  // can this build run it?
+  std::string mover;                       // with which mover; empty when it cannot
+  std::string memory;                      // "any", or "host": weights in device memory wait for the row's own mover
   std::string available_reason;
   std::string shadow, shadow_why;
   bool kv_scales = false;           // carried by the transport
@@ -146,7 +150,8 @@ struct Decision {
 // `movers`: the names in the registry of movers; `presets`: synchronizers that this build can drive on an engine.
 Decision decide(const Config& config, const Declared& declared, std::span<const std::string> movers,
                 std::span<const std::string> presets);
-// The synchronizers that can be made today. None: what runs now is the CPU demo and its own command.
+// The synchronizers that can be made today: the Python package drives engines with them
+// (refit.create_weight_synchronizer).
 std::vector<std::string> built_presets();
 
 // What happens to kv_scales that a call brings, decided before any phase: none are always fine.

@@ -204,14 +204,24 @@ class Judge {
                              std::span<const std::string> presets) {
     std::string built;
     for (const std::string& m : movers) built += (built.empty() ? "" : ", ") + m;
-    const bool mover = std::ranges::find(movers, row.mover) != movers.end();
-    const bool preset = std::ranges::find(presets, row.synchronizer) != presets.end();
-    out_.available = mover && preset;
-    if (!mover)
-      out_.available_reason = "the mover '" + std::string(row.mover) + "' is not built (built: " + built +
-                              "; shm serves the colocated CPU demo only)";
-    else if (!preset)
-      out_.available_reason = std::string(row.synchronizer) + " is not built";
+    const auto has = [&](const std::string& name) { return std::ranges::find(movers, name) != movers.end(); };
+    const std::string own(row.mover), host(row.host_mover);
+    const std::string waiting = "waiting: mover '" + own + "' is not built";
+    if (std::ranges::find(presets, row.synchronizer) == presets.end()) {
+      out_.available_reason = "waiting: " + std::string(row.synchronizer) + " is not built";
+    } else if (facts_.backend == Backend::kMegatron) {
+      out_.available_reason = "waiting: the engine adapter of Megatron generation is not built";
+    } else if (has(own)) {
+      out_.mover = own;
+      out_.memory = "any";
+    } else if (!host.empty() && has(host)) {
+      out_.mover = host;
+      out_.memory = "host";
+      out_.available_reason = "over '" + host + "', for weights in host memory; device memory is " + waiting;
+    } else {
+      out_.available_reason = waiting + " (built: " + built + ")";
+    }
+    out_.available = !out_.mover.empty();
   }
 
   void apply(const Rule& rule) {
@@ -310,7 +320,10 @@ KvScales judge_kv_scales(const Config& config, const Decision& decision, bool an
   return config.kv_scales_unsupported.value == "ignore" ? KvScales::kIgnored : KvScales::kRefused;
 }
 
-std::vector<std::string> built_presets() { return {}; }
+std::vector<std::string> built_presets() {
+  return {"IPCWeightSynchronizer", "HTTPWeightSynchronizer", "CollectiveWeightSynchronizer",
+          "SGLangCollectiveWeightSynchronizer", "SparseWeightSynchronizer"};
+}
 
 Decision decide(const Config& config, const Declared& declared, std::span<const std::string> movers,
                 std::span<const std::string> presets) {

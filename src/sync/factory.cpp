@@ -32,7 +32,7 @@ Status lay_network(const Config& config, SyncOptions& base) {
 
 }  // namespace
 
-Result<SyncOptions> options_from(const Config& config, SyncOptions base) {
+std::vector<std::string> unbuilt_keys(const Config& config) {
   const NotDone not_done[] = {
       {"refit.serve_lagging", config.serve_lagging.value},
       {"refit.snapshot", config.snapshot.value},
@@ -40,10 +40,15 @@ Result<SyncOptions> options_from(const Config& config, SyncOptions base) {
       {"refit.security.bulk", config.security_bulk.value == "aes_gcm"},
       {"refit.compare_only", config.compare_only.value},
   };
-  std::string refused;
+  std::vector<std::string> paths;
   for (const NotDone& key : not_done)
-    if (key.asked) refused += (refused.empty() ? "" : ", ") + std::string(key.path);
-  if (!refused.empty()) return Error(Code::kUnsupported, "not built yet; leave the default: " + refused);
+    if (key.asked) paths.emplace_back(key.path);
+  return paths;
+}
+
+Result<SyncOptions> options_from(const Config& config, SyncOptions base) {
+  const std::vector<std::string> unbuilt = unbuilt_keys(config);
+  if (!unbuilt.empty()) return Error(Code::kUnsupported, "not built yet; leave the default: " + joined(unbuilt));
   REFIT_TRY(lay_network(config, base));
   base.plan.bucket_bytes = config.bucket_bytes.value;
   base.plan.staging_bytes = config.staging_bytes.value;

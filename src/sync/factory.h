@@ -3,6 +3,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "sync/config.h"
 #include "sync/constraints.h"
@@ -15,9 +16,14 @@ namespace refit::sync {
 // build does not do; kInvalid for keys of the network where the coordinator does not listen on one.
 Result<SyncOptions> options_from(const Config& config, SyncOptions base);
 
-// What the loop's own key names call create_weight_synchronizer. `control` must outlive the result. Errors:
-// kInvalid with the rows that refuse it and their ways out; kUnsupported when the row's mover or synchronizer is not
-// built, with that reason; those of options_from and make_synchronizer.
+// Keys that are set to something that this build does not do, by path. `refit.compare_only` is one: only the Python
+// package, which reaches into engines, does it.
+std::vector<std::string> unbuilt_keys(const Config& config);
+
+// What the loop's own key names call create_weight_synchronizer, for callers that drive their engines themselves: the
+// rounds alone. `control` must outlive the result. Errors: kInvalid with the rows that refuse it and their ways out;
+// kUnsupported when the row's mover or synchronizer is not built, with that reason; those of options_from and
+// make_synchronizer.
 Result<std::unique_ptr<WeightSynchronizer>> create_weight_synchronizer(const Config& config, const Declared& declared,
                                                                        SyncOptions base,
                                                                        std::span<const std::string> movers,

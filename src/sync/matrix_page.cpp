@@ -73,11 +73,12 @@ std::string policies_of(const MenuLine& line, Backend backend, std::string_view 
 
 std::string menu_table() {
   std::string out = row_of({"`colocated.enabled`", "`refit_transport`", "row", "synchronizer", "transport",
-                            "senders → receivers", "carries `kv_scales`", "use when"}) +
-                    "|---|---|---|---|---|---|---|---|\n";
+                            "senders → receivers", "carries `kv_scales`", "between host memories", "use when"}) +
+                    "|---|---|---|---|---|---|---|---|---|\n";
   for (const RouteRow& r : route_rows())
     out += row_of({code(r.colocated), code(r.selector), code(r.id), code(r.synchronizer), std::string(r.transport),
-                   std::string(r.path), r.kv_scales ? "yes" : "no", std::string(r.use_when)});
+                   std::string(r.path), r.kv_scales ? "yes" : "no", r.host_mover.empty() ? "–" : code(r.host_mover),
+                   std::string(r.use_when)});
   return out;
 }
 
@@ -176,7 +177,11 @@ std::string matrix_page() {
          "and "
          "why, or why it is refused and what to change. This page is printed from the same table.\n\n"
          "It says what is *permitted*. Whether this build has the mover for a row is another question: `refit check` "
-         "answers it (`available`), and [not-done.md](not-done.md) lists what is missing.\n\n"
+         "answers it (`available`), and [not-done.md](not-done.md) lists what is missing. Where a row's own mover "
+         "needs device "
+         "memory, the column \"between host memories\" names the one that goes the same way for an engine on a CPU; "
+         "the decision "
+         "says so.\n\n"
          "## The menu\n"
          "`policy.generation.refit_transport`, default `null`. Generation on GPUs of its own also needs "
          "`train_cluster` and "

@@ -2,6 +2,7 @@
 #pragma once
 #include "sync/config.h"
 #include "sync/constraints.h"
+#include "sync/decision_json.h"
 #include "sync/factory.h"
 #include "sync/host.h"
 #include "sync/lifecycle.h"

@@ -3,49 +3,17 @@
 Usage: serve.py MODEL_DIR BUILD_DIR"""
 import json
 import pathlib
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import support  # noqa: E402
 
 
-class Server:
-    def __init__(self, model, site, log):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self.log = open(log, "w")
-        environment = support.os.environ | {"PYTHONPATH": str(site), "VLLM_SERVER_DEV_MODE": "1"}
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port),
-                   "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager", "--weight-transfer-config", '{"backend": "refit"}']
-        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True)
-
-    def ready(self, engine):
-        import refit
-
-        deadline = time.monotonic() + support.WAIT_S
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, pathlib.Path(self.log.name).read_text()[-4000:]
-            try:
-                engine.call("GET", "/health", timeout_s=2)
-                return
-            except refit.Error:
-                time.sleep(0.3)
-        raise AssertionError("the server is not ready: " + pathlib.Path(self.log.name).read_text()[-4000:])
-
-    def close(self):
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            support.os.killpg(self.process.pid, 9)
-        self.log.close()
+def command(model, port):
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port),
+            "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager", "--weight-transfer-config", '{"backend": "refit"}']
 
 
 def main():
@@ -58,7 +26,7 @@ def main():
 
     base = pathlib.Path(tempfile.mkdtemp(prefix="refit-vllm-"))
     a, b = support.save_models(source, base)
-    server = Server(a, site, base / "server.log")
+    server = support.Server(lambda port: command(a, port), base / "server.log", {"PYTHONPATH": str(site), "VLLM_SERVER_DEV_MODE": "1"})
     try:
         asked = support.prompts(json.loads((a / "config.json").read_text())["vocab_size"])
         tokens = {"a": support.greedy(a, asked), "b": support.greedy(b, asked)}

@@ -4,7 +4,10 @@ import multiprocessing as mp
 import os
 import pathlib
 import signal
+import socket
+import subprocess
 import tempfile
+import time
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -113,8 +116,6 @@ class Trainer:
     """Processes of a sharded torch trainer (FSDP2 over gloo)."""
 
     def __init__(self, address, path, world=2):
-        import socket
-
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
@@ -156,3 +157,39 @@ def check(what, got, expected):
     same = [a == b for a, b in zip(got, expected)]
     assert len(got) == len(expected) and all(same), f"{what}: prompts {[i for i, s in enumerate(same) if not s]} differ: {json.dumps([got, expected])}"
     print(f"ok: {what}", flush=True)
+
+
+class Server:
+    """A server process of an engine on a free port of loopback. command: a function of the port."""
+
+    def __init__(self, command, log, environment):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = open(log, "w")
+        self.process = subprocess.Popen(command(port), env=os.environ | environment, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def tail(self):
+        return pathlib.Path(self.log.name).read_text()[-4000:]
+
+    def ready(self, engine, timeout_s=WAIT_S):
+        import refit
+
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.tail()
+            try:
+                engine.call("GET", "/health", timeout_s=2)
+                return
+            except refit.Error:
+                time.sleep(0.3)
+        raise AssertionError("the server is not ready: " + self.tail())
+
+    def close(self):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.log.close()

@@ -1,104 +1,30 @@
-"""The driver's side: running engines, steered round each refit."""
+"""The driver's side: running vLLM engines, steered round each refit."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import http.client
-import json
-import logging
-import ssl
-import threading
-import time
-import urllib.parse
-from typing import Any, Protocol, Sequence
+import contextlib
+from typing import Any, Iterator
 
-from .._errors import CancelledError, DeadlineError, InvalidError, PeerLostError
-from ..coordinator import Coordinator, SyncReport, WeightSynchronizer
+from .._errors import UnsupportedError
+from .._http import EngineError, HttpClient
+from ..driver import Engine, EngineWeightSynchronizer
 
-log = logging.getLogger("refit.vllm")
-
-MAX_ANSWER = 1 << 20
-_IN_ROUND = ("Receiving", "Voted", "Applying")
-_IN_FLIGHT = ("abort", "wait", "keep")
+__all__ = ["Engine", "EngineError", "HttpEngine", "LocalEngine", "VllmWeightSynchronizer"]
 
 
-class EngineError(PeerLostError):
-    """An engine refused a call, answered nonsense, or not at all. Fields: peer (its URL), stage (the call)."""
+@contextlib.contextmanager
+def _open_already() -> Iterator[None]:
+    """vLLM keeps a session when finish fails, or its answer was lost."""
+    try:
+        yield
+    except EngineError as e:
+        if "already active" not in e.message:
+            raise
 
 
-class Engine(Protocol):
-    """One vLLM instance as the synchronizer steers it. Each call ends by timeout_s, or raises."""
-
-    name: str
-
-    def init(self, info: dict[str, Any], timeout_s: float) -> None: ...
-
-    def pause(self, in_flight: str, timeout_s: float) -> None:
-        """Shuts the gate: when it returns no request runs. in_flight: what becomes of running requests."""
-
-    def reset_caches(self, timeout_s: float) -> None:
-        """Prefix cache; raises when it did not take effect."""
-
-    def start(self, timeout_s: float) -> None: ...
-
-    def update(self, info: dict[str, Any], timeout_s: float) -> None: ...
-
-    def finish(self, timeout_s: float) -> None: ...
-
-    def label(self, version: str, timeout_s: float) -> None:
-        """What answers are labelled with from now on."""
-
-    def resume(self, timeout_s: float) -> None: ...
-
-
-class HttpEngine:
+class HttpEngine(HttpClient):
     """A ``vllm serve`` process with its development endpoints (VLLM_SERVER_DEV_MODE=1), which no API key of vLLM guards:
     keep them on a private network. `headers` are sent with every call, to this origin alone; redirects are errors."""
-
-    def __init__(self, url: str, *, headers: dict[str, str] | None = None, context: ssl.SSLContext | None = None) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
-            raise InvalidError(f"an engine's URL is http(s)://HOST:PORT, not '{url}'")
-        self.name = f"{parts.scheme}://{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
-        for key, value in (headers or {}).items():
-            if not value.isprintable():  # http.client would print it in its own complaint
-                raise InvalidError(f"headers['{key}'] has a line break or another control character")
-        self._parts, self._headers, self._context = parts, dict(headers or {}), context
-
-    def __repr__(self) -> str:
-        return f"HttpEngine({self.name!r})"
-
-    def call(self, method: str, path: str, body: Any = None, timeout_s: float = 30, query: dict[str, str] | None = None) -> Any:
-        """The JSON of a 200 answer (None when it is empty). EngineError otherwise; DeadlineError after timeout_s."""
-        if self._parts.scheme == "https":
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(self._parts.hostname, self._parts.port, timeout=timeout_s, context=self._context)
-        else:
-            connection = http.client.HTTPConnection(self._parts.hostname, self._parts.port, timeout=timeout_s)
-        target = path + ("?" + urllib.parse.urlencode(query) if query else "")
-        headers = {"Content-Type": "application/json", **self._headers}
-        try:
-            connection.request(method, target, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            text = answer.read(MAX_ANSWER).decode("utf-8", "replace")
-            if answer.length:  # bytes that were promised and did not come, or too many
-                raise http.client.HTTPException(f"the answer broke off, {answer.length} bytes are missing" if len(text) < MAX_ANSWER else f"the answer is longer than {MAX_ANSWER} bytes")
-        except TimeoutError:
-            raise DeadlineError(f"no answer within {timeout_s:.1f} s", peer=self.name, stage=path) from None
-        except (OSError, http.client.HTTPException) as e:
-            raise EngineError(f"{type(e).__name__}: {e}", peer=self.name, stage=path) from None
-        finally:
-            connection.close()
-        if answer.status != 200:
-            raise EngineError(f"HTTP {answer.status}: {_reason(text)}", peer=self.name, stage=path)
-        if not text:
-            return None
-        try:
-            found = json.loads(text)
-        except ValueError:
-            raise EngineError(f"the answer is no JSON: {text[:200]!r}", peer=self.name, stage=path) from None
-        if isinstance(found, dict) and found.get("success") is False:
-            raise EngineError(f"success is false: {_reason(text)}", peer=self.name, stage=path)
-        return found
 
     def init(self, info: dict[str, Any], timeout_s: float) -> None:
         self.call("POST", "/init_weight_transfer_engine", {"init_info": info}, timeout_s)
@@ -116,7 +42,8 @@ class HttpEngine:
             raise EngineError(f"the prefix cache was not reset: {state}", peer=self.name, stage="/reset_prefix_cache")
 
     def start(self, timeout_s: float) -> None:
-        self.call("POST", "/start_weight_update", {}, timeout_s)
+        with _open_already():
+            self.call("POST", "/start_weight_update", {}, timeout_s)
 
     def update(self, info: dict[str, Any], timeout_s: float) -> None:
         self.call("POST", "/update_weights", {"update_info": info}, timeout_s)
@@ -129,18 +56,6 @@ class HttpEngine:
 
     def resume(self, timeout_s: float) -> None:
         self.call("POST", "/resume", None, timeout_s)
-
-
-def _reason(text: str) -> str:
-    """What an error's body says, in one line."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = text
-    if isinstance(found, dict):
-        found = found.get("error", found.get("detail", found))
-        found = found.get("message", found) if isinstance(found, dict) else found
-    return " ".join(str(found).split())[:500]
 
 
 class LocalEngine:
@@ -168,7 +83,8 @@ class LocalEngine:
             raise EngineError("the prefix cache was not reset", peer=self.name, stage="reset_prefix_cache")
 
     def start(self, timeout_s: float) -> None:
-        self._call("start_weight_update")
+        with _open_already():
+            self._call("start_weight_update")
 
     def update(self, info: dict[str, Any], timeout_s: float) -> None:
         self._call("update_weights", {"update_info": info})
@@ -183,141 +99,13 @@ class LocalEngine:
         """Nothing was held."""
 
 
-class VllmWeightSynchronizer(WeightSynchronizer):
-    """WeightSynchronizer over vLLM engines with the backend ``refit``: replica i is engines[i].
+class VllmWeightSynchronizer(EngineWeightSynchronizer):
+    """EngineWeightSynchronizer over vLLM engines with the backend ``refit``. Requests in flight: ``wait`` for them,
+    ``abort`` them, or ``keep`` them frozen."""
 
-    Generation goes on while a version is staged and verified. Once it is decided each replica is paused (requests in
-    flight: ``abort``, ``wait`` for them, or ``keep`` them frozen), its prefix cache reset, the version loaded. It is
-    labelled and resumed only when the coordinator says that all its ranks serve the version. An engine of which it does not
-    say so, for whatever reason, stays or gets paused, and the next sync repairs it. timeout_s bounds an installation, at most
-    the coordinator's gate_timeout_s (the default).
-    """
+    IN_FLIGHT = ("wait", "abort", "keep")
 
-    POLL_S = 0.01
-    SETTLE_S = 1.0  # for states that come with heartbeats
-
-    def __init__(self, coordinator: Coordinator, engines: Sequence[Engine], *, in_flight: str = "wait", timeout_s: float | None = None, init_info: dict[str, Any] | None = None) -> None:
-        super().__init__(coordinator)
-        if in_flight not in _IN_FLIGHT:
-            raise InvalidError(f"in_flight must be one of {', '.join(_IN_FLIGHT)}, not '{in_flight}'")
-        if not engines:
-            raise InvalidError("engines is empty")
-        timeout_s = coordinator.gate_timeout_s if timeout_s is None else timeout_s
-        if not 0 < timeout_s <= coordinator.gate_timeout_s:
-            raise InvalidError(f"timeout_s is {timeout_s}; it must be above 0 and at most the coordinator's gate_timeout_s, {coordinator.gate_timeout_s}: a replica is fenced after that")
-        self.engines, self.in_flight, self.timeout_s = list(engines), in_flight, timeout_s
-        self._init_info = dict(init_info or {})
-        self.pause_seconds: dict[str, float] = {}  # of the last round, by engine: generation stood still
-        self._paused: set[int] = set()
-
-    def init_communicator(self) -> None:
-        """Every engine joins, then the job plans. Also after an engine was restarted."""
-        info = {"address": self.coordinator.address, "replicas": len(self.engines), **self._init_info}
-        with concurrent.futures.ThreadPoolExecutor(len(self.engines)) as pool:
-            joins = [pool.submit(engine.init, {**info, "replica": i}, max(self.timeout_s, 60)) for i, engine in enumerate(self.engines)]
-            concurrent.futures.wait(joins)
-        for join in joins:
-            join.result()
-        self._paused.clear()  # a server that was restarted is not paused: the next installation pauses it again
-        super().init_communicator()
-
-    def is_stale(self) -> bool:
-        """As the coordinator says, and also while an engine stands paused."""
-        return super().is_stale() or bool(self._paused)
-
-    def sync_weights(self, step: int | None = None) -> SyncReport:
-        """One round. Raises the first error, as Coordinator.sync_weights does, or the engine's own."""
-        self.pause_seconds = {}
-        outcome: concurrent.futures.Future[SyncReport] = concurrent.futures.Future()
-
-        def run() -> None:
-            try:
-                outcome.set_result(self.coordinator.sync_weights(step))
-            except BaseException as e:  # noqa: BLE001 - raised again below
-                outcome.set_exception(e)
-
-        threading.Thread(target=run, name="refit-sync", daemon=True).start()
-        installs: dict[int, concurrent.futures.Future[None]] = {}
-        with concurrent.futures.ThreadPoolExecutor(len(self.engines)) as pool:
-            while not outcome.done():
-                for i in self._applying():
-                    if i not in installs:
-                        installs[i] = pool.submit(self._install, i)
-                time.sleep(self.POLL_S)
-        failures: dict[int, BaseException] = {}
-        for i, install in installs.items():
-            if (failure := install.exception()) is not None:
-                log.warning("engine %s: %s", self.engines[i].name, failure)
-                failures[i] = failure
-        behind = self._shut_out(outcome)
-        report = outcome.result()
-        for i, failure in failures.items():
-            if i not in behind:  # it has the version, and something after that failed
-                raise failure
-        return report
-
-    def _status(self) -> dict[str, Any]:
-        status = self.coordinator.status()
-        if not status:
-            raise CancelledError("the coordinator was shut down")
-        return status
-
-    def _applying(self) -> list[int]:
-        """Replicas that are told to apply a decided version. States come with heartbeats: a little late, never early."""
-        status = self.coordinator.status()
-        if status.get("stage") != "applying":
-            return []
-        return [r["instance"] for r in status["replicas"] if r["state"] in _IN_ROUND]
-
-    def _serves_newest(self, i: int) -> bool:
-        status = self._status()
-        replica = next(r for r in status["replicas"] if r["instance"] == i)
-        return status["version"] is not None and replica["state"] == "Serving" and replica["version"] == status["version"]["number"]
-
-    def _shut_out(self, outcome: concurrent.futures.Future[SyncReport]) -> set[int]:
-        """Pauses every engine that does not serve the newest version, whatever the round's outcome was. Their replicas."""
-        behind = set(range(len(self.engines)))
-        until = time.monotonic() + self.SETTLE_S
-        if self.coordinator.status().get("version") is None:
-            return behind  # nothing was ever committed: there is nothing that an engine could be behind of
-        while behind and (time.monotonic() < until):
-            behind = {i for i in behind if not self._serves_newest(i)}
-            time.sleep(self.POLL_S)
-        for i in sorted(behind - self._paused):
-            engine = self.engines[i]
-            try:
-                engine.pause(self.in_flight, self.timeout_s)
-            except Exception as e:  # noqa: BLE001 - the engine may be gone; what is told is that it could not be paused
-                log.error("engine %s does not serve the newest version and could not be paused: %s", engine.name, e)
-            self._paused.add(i)
-        return behind
-
-    def _install(self, i: int) -> None:
-        engine, began = self.engines[i], time.monotonic()
-        deadline = began + self.timeout_s
-
-        def left() -> float:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise DeadlineError(f"the installation took more than {self.timeout_s} s", peer=engine.name)
-            return remaining
-
-        if i not in self._paused:
-            self._paused.add(i)  # also when the answer is lost
-            engine.pause(self.in_flight, left())
-        engine.reset_caches(left())
-        try:
-            engine.start(left())
-        except EngineError as e:
-            if "already active" not in e.message:  # vLLM keeps the session when finish fails, or its answer was lost
-                raise
-        # The workers give up before the call does, so that none is left in a session that the driver believes closed.
-        engine.update({"timeout_s": max(0.8 * left(), left() - 2)}, left())
-        engine.finish(left())
-        while not self._serves_newest(i):
-            left()
-            time.sleep(self.POLL_S)
-        engine.label(str(self._status()["version"]["number"]), left())
-        engine.resume(left())
-        self._paused.discard(i)
-        self.pause_seconds[engine.name] = time.monotonic() - began
+    def __init__(self, *arguments: Any, compare_only: bool = False, **options: Any) -> None:
+        if compare_only:
+            raise UnsupportedError("refit.compare_only: vLLM keeps some weights in its kernels' own form only, which nothing here compares")
+        super().__init__(*arguments, **options)

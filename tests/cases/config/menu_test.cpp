@@ -59,10 +59,23 @@ TEST(Menu, NothingIsClaimedThatIsNotBuilt) {
   for (const MenuCase& c : kMenuCases) {
     const ConfigResult loaded = load_case(c.file);
     const Decision d = decide(loaded.config, {}, movers, built_presets());
-    EXPECT_FALSE(d.available) << c.file;
-    EXPECT_NE(d.available_reason, "") << c.file;
+    const auto has = [&](const std::string& name) { return std::ranges::find(movers, name) != movers.end(); };
+    EXPECT_EQ(d.available, has(d.mover)) << c.file;
+    EXPECT_EQ(d.memory == "any", d.available_reason.find("waiting: ") == std::string::npos) << c.file;
     EXPECT_TRUE(d.allowed) << "not built is no refusal of the matrix: " << c.file;
   }
+}
+
+TEST(Menu, HostMemoryIsSaidWhereTheRowsOwnMoverWaits) {
+  const std::vector<std::string> tcp = {"tcp"};
+  const Decision d = decide(load_case("collective").config, {}, tcp, built_presets());
+  EXPECT_TRUE(d.available);
+  EXPECT_EQ(d.mover, "tcp");
+  EXPECT_EQ(d.memory, "host");
+  EXPECT_NE(d.available_reason.find("mover 'nccl'"), std::string::npos) << d.available_reason;
+  EXPECT_FALSE(decide(load_case("nixl").config, {}, tcp, built_presets()).available);
+  const ConfigResult megatron = load_case("collective", {"policy.generation.backend=megatron"});
+  EXPECT_NE(decide(megatron.config, {}, tcp, built_presets()).available_reason.find("adapter"), std::string::npos);
 }
 
 TEST(Menu, AvailableNeedsTheMoverAndTheSynchronizer) {

@@ -207,4 +207,34 @@ TEST_F(FacadeJob, WhoDoesNotFitIsRefusedInItsOwnProcess) {
   EXPECT_EQ(e.have, 3);
 }
 
+TEST(FacadeDecision, AConfigurationIsJudgedAndItsPhasesAreWalked) {
+  const refit::Decision d({.path = "",
+                           .text = "policy: {generation: {backend: vllm, colocated: {enabled: true}}}",
+                           .sets = {},
+                           .algorithm = "grpo"});
+  EXPECT_THAT(d.json(), HasSubstr(R"("synchronizer":"IPCWeightSynchronizer")"));
+  EXPECT_THAT(d.json(), HasSubstr(R"("mover":"shm")"));
+  EXPECT_EQ(d.judge_kv_scales(false), "none");
+  EXPECT_EQ(d.judge_kv_scales(true), "carried");
+  const auto walk = [&](const std::string& fails) {
+    refit::Phases phases(d);
+    std::vector<std::string> ran;
+    while (const auto phase = phases.running()) {
+      ran.push_back(*phase);
+      phases.ended(*phase != fails);
+    }
+    EXPECT_EQ(phases.failed().value_or(""), fails);
+    return ran;
+  };
+  EXPECT_THAT(walk("prepare_weights"),
+              ElementsAre("judge_kv_scales", "offload_before", "prepare_weights", "offload_after", "prepare_kv_cache"));
+  EXPECT_THAT(walk("judge_kv_scales"), ElementsAre("judge_kv_scales"));
+  EXPECT_EQ(walk("").size(), 8u);
+  const refit::Error wrong = thrown([] { refit::Decision bad({.path = "", .text = "refit: {stagin_bytes: 1}"}); });
+  EXPECT_EQ(wrong.code, refit::Code::kInvalid);
+  EXPECT_THAT(wrong.message, HasSubstr("refit.staging_bytes"));
+  const refit::Decision nowhere({.path = "", .text = "policy: {generation: {refit_transport: pigeon}}"});
+  EXPECT_EQ(thrown([&] { refit::Phases phases(nowhere); }).code, refit::Code::kInvalid);
+}
+
 }  // namespace

@@ -85,9 +85,9 @@ TEST(Factory, RefusalsAndMissingMoversAreErrors) {
   EXPECT_EQ(refused.code, Code::kInvalid);
   EXPECT_THAT(refused.message, testing::HasSubstr("selector.colocated"));
   EXPECT_THAT(refused.message, testing::HasSubstr("policy.generation.refit_transport (a.yaml:1)"));
-  const Error missing = made("policy: {generation: {colocated: {enabled: false}, refit_transport: null}}");
+  const Error missing = made("policy: {generation: {colocated: {enabled: false}, refit_transport: nixl}}");
   EXPECT_EQ(missing.code, Code::kUnsupported);
-  EXPECT_THAT(missing.message, testing::HasSubstr("'nccl' is not built"));
+  EXPECT_THAT(missing.message, testing::HasSubstr("CheckpointEngineWeightSynchronizer is not built"));
 }
 
 }  // namespace

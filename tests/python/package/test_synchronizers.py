@@ -1,0 +1,459 @@
+"""create_weight_synchronizer: what each configuration becomes, and the lifecycle of each preset round real rounds. Policies and
+generations are stand-ins with the methods that NeMo-RL publishes (docs/choose-a-transport.md, "Order of a sync")."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import pathlib
+import threading
+import time
+import unittest
+
+import numpy as np
+import refit
+from refit import synchronizers
+from refit.checkpoint_engine import RefitCheckpointEngine
+from test_vllm_server import Steered
+
+CASES = pathlib.Path(__file__).parents[2] / "cases/config"
+OPTIONS = {"stall_timeout_s": 2, "gate_timeout_s": 1, "total_timeout_s": 10, "join_timeout_s": 10}
+# Row -> preset and mover, for weights in host memory and engines of vLLM or SGLang. Every other row waits.
+RUNS = {
+    "ipc": ("IPCWeightSynchronizer", "shm"),
+    "http": ("HTTPWeightSynchronizer", "shm"),
+    "collective": ("CollectiveWeightSynchronizer", "tcp"),
+    "collective-reload": ("CollectiveWeightSynchronizer", "tcp"),
+    "sglang-group": ("SGLangCollectiveWeightSynchronizer", "tcp"),
+    "zmq-sparse": ("SparseWeightSynchronizer", "zmq_sparse"),
+}
+
+
+class Sides:
+    """A policy and a generation in one: what is called, in order. `answers` maps a call to what it returns or raises."""
+
+    world_size = 1
+
+    def __init__(self, log):
+        self.log, self.answers = log, {}
+
+    def _said(self, call):
+        self.log.append(call)
+        answer = self.answers.get(call)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer() if callable(answer) else answer
+
+    def offload_before_refit(self):
+        return self._said("offload_before")
+
+    def offload_after_refit(self):
+        return self._said("offload_after")
+
+    def prepare_for_generation(self, tags=None):
+        return self._said("prepare " + ",".join(tags))
+
+    def invalidate_kv_cache(self):
+        return self._said("invalidate")
+
+
+class Generation(Sides):
+    def __init__(self, log, engines):
+        super().__init__(log)
+        self.refit_engines = engines
+
+
+def yaml(colocated, backend="vllm", selector=None, refit_keys=None, **policy):
+    return {"policy": {"generation": {"backend": backend, "colocated": {"enabled": colocated}, "refit_transport": selector} | policy.pop("generation", {})} | policy, "refit": refit_keys or {}}
+
+
+class Choice(unittest.TestCase):
+    def test_every_configuration_of_the_menu(self):
+        for path in sorted(CASES.glob("*.yaml")):
+            with self.subTest(path.name):
+                decision = refit.Decision(path)
+                facts = decision.facts
+                if facts["row"] in RUNS and facts["backend"] != "megatron":
+                    decision.check()
+                    self.assertEqual((facts["synchronizer"], facts["mover"]), RUNS[facts["row"]])
+                else:
+                    with self.assertRaises(refit.UnsupportedError) as caught:
+                        decision.check()
+                    self.assertIn("waiting: ", str(caught.exception))
+
+    def made(self, config, engines=1, **named):
+        log = []
+        made = refit.create_weight_synchronizer(config, Sides(log), Generation(log, [Steered() for _ in range(engines)]), coordinator_options=OPTIONS, **named)
+        self.addCleanup(made.shutdown)
+        return made
+
+    def test_both_forms_of_the_call(self):
+        self.assertIsInstance(self.made(yaml(True)), synchronizers.IPCWeightSynchronizer)
+        self.assertIsInstance(self.made(yaml(False), train_cluster=2, inference_world_size=1), synchronizers.CollectiveWeightSynchronizer)
+        sparse = yaml(False, selector="vllm_zmq_sparse", megatron_cfg={"enabled": True})
+        self.assertIsInstance(self.made(sparse, train_cluster=1, inference_cluster=1), synchronizers.SparseWeightSynchronizer)
+        log = []
+        by_words = refit.create_weight_synchronizer(Sides(log), Generation(log, [Steered()]), "vllm", True, refit_buffer_size_gb=0.5, coordinator_options=OPTIONS)
+        self.addCleanup(by_words.shutdown)
+        self.assertIsInstance(by_words, synchronizers.IPCWeightSynchronizer)
+
+    def refused(self, kind, part, config, **named):
+        with self.assertRaises(kind) as caught:
+            self.made(config, **named)
+        self.assertIn(part, str(caught.exception))
+
+    def test_refusals_say_why(self):
+        self.refused(refit.InvalidError, "selector.colocated", yaml(True, selector="nixl"))
+        self.refused(refit.InvalidError, "ppo.colocated", yaml(False), train_cluster=1, inference_world_size=1, algorithm="ppo")
+        self.refused(refit.UnsupportedError, "waiting: CheckpointEngineWeightSynchronizer", yaml(False, selector="nixl"), train_cluster=1, inference_world_size=1)
+        self.refused(refit.UnsupportedError, "waiting: the engine adapter of Megatron", yaml(False, backend="megatron"), train_cluster=1, inference_world_size=1)
+        self.refused(refit.UnsupportedError, "refit.serve_lagging", yaml(True, refit_keys={"serve_lagging": True}))
+        self.refused(refit.InvalidError, "refit.staging_bytes", yaml(True, refit_keys={"stagin_bytes": "1GiB"}))
+        self.refused(refit.InvalidError, "needs train_cluster", yaml(False), inference_world_size=1)
+        self.refused(refit.InvalidError, "needs train_cluster", yaml(False), train_cluster=1)
+        self.refused(refit.InvalidError, "share evenly", yaml(False), train_cluster=1, inference_world_size=1, engines=2)
+        self.refused(refit.UnsupportedError, "compare_only", yaml(True, refit_keys={"compare_only": True}))
+
+    def test_an_encoding_that_does_not_exist(self):
+        with self.assertRaises(refit.InvalidError) as caught:
+            refit.Coordinator(1, encoding="zip")
+        self.assertIn("'zip'", str(caught.exception))
+
+    def test_phases_that_nobody_offers(self):
+        with self.assertRaises(refit.InvalidError) as caught:
+            refit.create_weight_synchronizer(yaml(True), object(), [Steered()], train_cluster=1)
+        self.assertIn("policy.offload_before_refit() for offload_before", str(caught.exception))
+        with self.assertRaises(refit.InvalidError) as caught:
+            refit.create_weight_synchronizer(yaml(True), Sides([]), object())
+        self.assertIn("offers no engines", str(caught.exception))
+
+
+class Lifecycle(unittest.TestCase):
+    def job(self, config, **named):
+        self.engine = Steered()
+        self.log = self.engine.log = self.engine.hooks.log = []
+        self.policy, self.generation = Sides(self.log), Generation(self.log, [self.engine])
+        sync = refit.create_weight_synchronizer(config, self.policy, self.generation, coordinator_options=OPTIONS, **named)
+        self.addCleanup(sync.shutdown)
+        self.weights = np.arange(8, dtype=np.float32)
+        joined = threading.Thread(target=sync.init_communicator)
+        joined.start()
+        self.publisher = refit.Publisher.from_arrays(sync.coordinator.address, {"w": self.weights})
+        self.addCleanup(self.publisher.close)
+        joined.join(20)
+        self.addCleanup(lambda: self.engine.receiver.close())
+        self.publisher.publish(1)
+        return sync
+
+    TRANSFER = ["pause wait", "reset", "start", "update", "finish", "installed", "label", "resume"]
+
+    def calls(self):
+        """The log without version numbers, emptied."""
+        found = [c.split()[0] if c.split()[0] in ("installed", "label") else c for c in self.log]
+        self.log.clear()
+        return found
+
+    def test_colocated(self):
+        sync = self.job(yaml(True))
+        metrics = sync.sync_weights()
+        self.assertEqual(self.calls(), ["offload_before", "prepare weights", *self.TRANSFER, "invalidate", "offload_after", "prepare kv_cache"])
+        self.assertEqual((metrics["outcome"], metrics["kv_scales_ignored"]), ("committed", 0))
+        self.assertEqual(list(metrics["phases"]), ["judge_kv_scales", "offload_before", "prepare_weights", "transfer", "check_workers", "invalidate_caches", "offload_after", "prepare_kv_cache"])
+        self.assertFalse(sync.is_stale)
+        self.assertFalse(sync.is_stale())
+        sync.mark_stale()
+        self.assertTrue(sync.is_stale)
+
+        # Whatever fails: the clean-up half runs, the first error is the one that is raised, the sync stays stale, and the
+        # next one repairs.
+        for step, (call, answer, before) in enumerate([
+            ("offload_before", RuntimeError("no room"), ["offload_before"]),
+            ("offload_before", [None, False], ["offload_before"]),
+            ("prepare weights", lambda: [failed_future("worker 1 died"), None], ["offload_before", "prepare weights"]),
+            ("invalidate", False, ["offload_before", "prepare weights", *self.TRANSFER, "invalidate"]),
+            ("prepare kv_cache", RuntimeError("still asleep"), ["offload_before", "prepare weights", *self.TRANSFER, "invalidate"]),
+        ], 2):
+            with self.subTest(call=call, answer=answer):
+                self.publisher.publish(step)
+                self.policy.answers[call] = self.generation.answers[call] = answer
+                with self.assertRaises((RuntimeError, refit.Error)) as caught:
+                    sync.sync_weights()
+                if isinstance(answer, RuntimeError):
+                    self.assertIs(caught.exception, answer)
+                self.assertEqual(self.calls(), [*before, "offload_after", "prepare kv_cache"])
+                self.assertTrue(sync.is_stale)
+                self.policy.answers.clear()
+                self.generation.answers.clear()
+        self.generation.answers["prepare weights"] = first = RuntimeError("first")
+        self.generation.answers["prepare kv_cache"] = RuntimeError("second")
+        with self.assertRaises(RuntimeError) as caught:
+            sync.sync_weights()
+        self.assertIs(caught.exception, first)
+        self.generation.answers.clear()
+        self.publisher.publish(20)
+        sync.sync_weights()
+        self.assertFalse(sync.is_stale)
+
+    def test_kv_scales_are_judged_before_anything_changes(self):
+        sync = self.job(yaml(True))
+        with self.assertRaises(refit.UnsupportedError) as caught:
+            sync.sync_weights(kv_scales={"model.layers.0.self_attn.k_scale": 1.0})
+        self.assertIn("kv_scales", str(caught.exception))
+        self.assertEqual(self.calls(), [])
+        sync.sync_weights(kv_scales={})
+        self.assertIn("installed", self.calls())
+
+    def test_kv_scales_that_may_be_ignored_are_counted(self):
+        sync = self.job(yaml(True, refit_keys={"kv_scales_unsupported": "ignore"}))
+        self.assertEqual(sync.sync_weights(kv_scales={"a": 1, "b": 2})["kv_scales_ignored"], 2)
+
+    def test_comparing_only_changes_no_phase_of_anybody(self):
+        sync = self.job(yaml(True, backend="sglang", refit_keys={"compare_only": True}))
+        sync.sync_weights()
+        self.assertEqual(self.calls(), ["pause in_place", "start", "update", "finish", "installed", "resume"])
+        self.engine.fail = "update"
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertEqual(self.calls()[-1], "resume", "another synchronizer's engine must generate on")
+
+    def test_own_devices_no_phase_of_anybody_changes(self):
+        sync = self.job(yaml(False), train_cluster=1, inference_world_size=1)
+        sync.sync_weights()
+        self.assertEqual(self.calls(), [*self.TRANSFER, "invalidate"])
+
+    def test_own_devices_with_offloading(self):
+        sync = self.job(yaml(False, offload_policy_before_refit=True, megatron_cfg={"enabled": True}), train_cluster=1, inference_world_size=1)
+        self.engine.fail = "update"
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertEqual(self.calls(), ["offload_before", "pause wait", "reset", "start", "update", "offload_after"])
+
+    def test_a_phase_that_hangs_meets_its_deadline(self):
+        sync = self.job(yaml(True))
+        sync.phase_timeout_s = 0.2
+        self.policy.answers["offload_before"] = lambda: time.sleep(2)
+        began = time.monotonic()
+        with self.assertRaises(refit.DeadlineError) as caught:
+            sync.sync_weights()
+        self.assertLess(time.monotonic() - began, 1.5)
+        self.assertIn("policy.offload_before_refit", str(caught.exception))
+        self.policy.answers["offload_before"] = lambda: [concurrent.futures.Future()]
+        with self.assertRaises(refit.DeadlineError) as caught:
+            sync.sync_weights()
+        self.assertEqual(caught.exception.peer, "worker 0")
+
+    def test_a_timer_is_entered_for_each_phase(self):
+        class Timer:
+            names = []
+
+            @contextlib.contextmanager
+            def time(self, name):
+                self.names.append(name)
+                yield
+
+        sync = self.job(yaml(True))
+        asyncio.run(sync.sync_weights_async(timer=Timer(), step=1))
+        self.assertIn("refit/transfer", Timer.names)
+
+    def sglang(self, saver):
+        """Colocated SGLang with engines that take memory back, and a generation object without phases of its own."""
+        log = []
+        server = Steered()
+        server.log = server.hooks.log = log
+        server.pause = lambda in_flight, timeout_s: server.phase(f"pause {in_flight}")
+        server.resume_memory = lambda tags, timeout_s: log.append(f"resume {tags}")
+        config = yaml(True, backend="sglang", generation={"sglang_cfg": {"enable_memory_saver": saver}})
+        made = refit.create_weight_synchronizer(config, Sides(log), [server], coordinator_options=OPTIONS | {"join_timeout_s": 0.5, "total_timeout_s": 1})
+        self.addCleanup(made.shutdown)
+        self.assertIsInstance(made, synchronizers.HTTPWeightSynchronizer)
+        with self.assertRaises(refit.Error):
+            made.sync_weights()  # nobody joined: the transfer fails, what stands round it is the same
+        return log
+
+    def test_the_memory_saver_wakes_in_two_phases(self):
+        self.assertEqual(self.sglang(True), ["offload_before", "resume ['weights']", "offload_after", "resume ['kv_cache']"])
+        self.assertEqual(self.sglang(False), ["offload_before", "offload_after"])
+
+    def test_a_policy_that_joins_is_told_where(self):
+        engine = Steered()
+        log = engine.log
+        policy, arrays = Sides(log), {"w": np.arange(8, dtype=np.float32)}
+
+        def join(address):
+            self.publisher = refit.Publisher.from_arrays(address, arrays)
+
+        policy.join_refit = join
+        sync = refit.create_weight_synchronizer(yaml(True), policy, Generation(log, [engine]), coordinator_options=OPTIONS)
+        self.addCleanup(sync.shutdown)
+        sync.init_communicator()
+        self.addCleanup(self.publisher.close)
+        self.addCleanup(lambda: engine.receiver.close())
+        self.publisher.publish(1)
+        sync.sync_weights()
+        np.testing.assert_array_equal(engine.memory, arrays["w"])
+
+
+def failed_future(why):
+    future = concurrent.futures.Future()
+    future.set_exception(RuntimeError(why))
+    return future
+
+
+class Seam(unittest.TestCase):
+    def serve(self, shard):
+        calls = []
+
+        class Mine(refit.Instance):
+            def pause(self, timeout_s):
+                calls.append("pause")
+
+            def resume(self):
+                calls.append("resume")
+
+            def invalidate(self, policy):
+                calls.append(policy)
+
+        mine = Mine()
+        given = np.arange(4, dtype=np.float32)
+        with refit.Coordinator(1, 1, 1, **OPTIONS) as coordinator:
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                joined = pool.submit(refit.serve, coordinator.address, mine, shard)
+                publisher = refit.Publisher.from_arrays(coordinator.address, {"w": given})
+                receiver = joined.result(20)
+            with publisher, receiver:
+                receiver.start()
+                publisher.publish(1)
+                coordinator.init_communicator()
+                report = coordinator.sync_weights()
+        self.assertEqual(mine.version.number, report.version.number)
+        self.assertEqual([c for c in calls if c != "reset"], ["pause", "resume"])
+        self.assertIn("reset", calls)
+        return given
+
+    def test_memory_of_ones_own_or_a_loader(self):
+        class InPlace(refit.Shard):
+            layout = refit.Layout.from_arrays({"w": np.zeros(4, np.float32)})
+            memory = np.zeros(4, np.float32)
+
+            def regions(self):
+                return {"w": self.memory}
+
+        class Loads(refit.Shard):
+            layout = InPlace.layout
+            memory = None
+
+            def load(self, tensors, version):
+                self.memory = tensors[0].numpy().copy()
+
+        for kind in (InPlace, Loads):
+            shard = kind()
+            np.testing.assert_array_equal(self.serve(shard), shard.memory)
+
+    def test_what_must_be_there(self):
+        with self.assertRaises(TypeError):
+            refit.Instance()
+        with self.assertRaises(TypeError):
+            refit.Shard()
+
+
+class CheckpointEngines(unittest.TestCase):
+    """The interfaces that NeMo-RL and verl publish, driven as their managers do."""
+
+    def ends(self, trainers=2, rollouts=2):
+        made = [RefitCheckpointEngine(64, array="numpy", timeout_s=20, coordinator_options={"stall_timeout_s": 2, "gate_timeout_s": 1}) for _ in range(trainers + rollouts)]
+        for end in made:
+            self.addCleanup(end.close)
+        return made[:trainers], made[trainers:]
+
+    def step(self, trainers, rollouts, value, receive, names=("a", "b", "c")):
+        drained = []
+
+        def weights(rank):
+            for name in names:
+                yield name, np.full((2, 5), value, np.float32)
+            drained.append(rank)
+
+        async def all_of_it():
+            sends = [t.send_weights(weights(r)) for r, t in enumerate(trainers)]
+            return (await asyncio.gather(*sends, *[receive(r) for r in rollouts]))[len(trainers):]
+
+        got = asyncio.run(all_of_it())
+        self.assertEqual(sorted(drained), list(range(len(trainers))))
+        for end in trainers + rollouts:
+            end.finalize()
+        for tensors in got:
+            self.assertEqual(set(tensors), {"a", "b", "c"})
+            self.assertTrue(all((t == value).all() for t in tensors.values()))
+
+    def test_nemo_rl(self):
+        trainers, rollouts = self.ends()
+        metadata = [end.prepare() for end in trainers + rollouts]
+        sizes = dict(train_world_size=2, rollout_world_size=2, metadata=metadata)
+        for r, end in enumerate(trainers):
+            end.init_policy_process_group(worker_rank=r, **sizes)
+        for r, end in enumerate(rollouts):
+            end.init_rollout_process_group(rollout_rank=r, **sizes)
+
+        async def receive(end):
+            batches = [[(n, t.copy()) for n, t in batch] async for batch in end.receive_weight_batches()]
+            self.assertEqual([len(b) for b in batches], [1, 1, 1])  # 40 bytes each, 64 a batch
+            return dict(pair for batch in batches for pair in batch)
+
+        self.step(trainers, rollouts, 1, receive)
+        self.step(trainers, rollouts, 2, receive)
+        with self.assertRaises(refit.InvalidError) as caught:
+            asyncio.run(trainers[0].send_weights(iter([("other", np.zeros(3, np.float32))])))
+        self.assertEqual(caught.exception.tensor, "other")
+
+    def test_verl(self):
+        trainers, rollouts = self.ends(1, 2)
+
+        async def receive(end):
+            return {n: t.copy() async for n, t in end.receive_weights()}
+
+        for value in (3, 4):  # verl makes its groups anew for each update
+            metadata = [end.prepare() for end in trainers + rollouts]
+            for group, arguments in zip((trainers, rollouts), RefitCheckpointEngine.build_topology(1, 2, metadata)):
+                for r, end in enumerate(group):
+                    end.init_process_group(**{k: v[r] for k, v in arguments.items()})
+            self.step(trainers, rollouts, value, receive)
+
+    def test_nothing_is_installed_under_a_reader(self):
+        trainers, rollouts = self.ends(1, 1)
+        metadata = [trainers[0].prepare()]
+        trainers[0].init_policy_process_group(worker_rank=0, train_world_size=1, rollout_world_size=1, metadata=metadata)
+        rollouts[0].init_rollout_process_group(rollout_rank=0, train_world_size=1, rollout_world_size=1, metadata=metadata)
+
+        def weights(value):
+            return iter([(name, np.full((2, 5), value, np.float32)) for name in "abc"])
+
+        async def both():
+            reading = rollouts[0].receive_weights()
+            sent, (_, first) = await asyncio.gather(trainers[0].send_weights(weights(1)), anext(reading))
+            with self.assertRaises(refit.Error):
+                await trainers[0].send_weights(weights(2))
+            rest = [t async for _, t in reading]
+            self.assertTrue(all((t == 1).all() for t in [first, *rest]))
+            await trainers[0].send_weights(weights(3))
+            self.assertTrue(all([(t == 3).all() async for _, t in rollouts[0].receive_weights()]))
+
+        asyncio.run(both())
+
+    def test_misuse(self):
+        (trainer,), (rollout,) = self.ends(1, 1)
+        with self.assertRaises(refit.InvalidError):
+            asyncio.run(trainer.send_weights(iter(())))
+        with self.assertRaises(refit.InvalidError):
+            rollout.init_rollout_process_group(rollout_rank=0, train_world_size=1, rollout_world_size=1, metadata=["?"])
+        rollout.init_rollout_process_group(rollout_rank=0, train_world_size=1, rollout_world_size=1, metadata=[trainer.prepare()])
+        rollout._timeout_s = 0.1
+
+        async def first():
+            async for _ in rollout.receive_weights():
+                pass
+
+        with self.assertRaises(refit.DeadlineError):
+            asyncio.run(first())
+
+
+if __name__ == "__main__":
+    unittest.main()

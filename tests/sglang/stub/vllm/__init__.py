@@ -1,0 +1,1 @@
+"""Not vLLM: three operators that SGLang's layers import from it where neither a GPU nor SGLang's own CPU kernels are found."""
