@@ -29,6 +29,8 @@ class Sealer {
   // `regions` in buffer order; they must outlive the sealer.
   Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed,
          const kernel::Exec& exec);
+  // The regions lie elsewhere from now on; same order and sizes.
+  void rebind(std::span<const memory::RegionRef> regions) { regions_.assign(regions.begin(), regions.end()); }
   // With `groups`, boxes that only serve the comparison of replicas are scanned too. Errors: kMismatch naming the
   // tensor when this rank holds one logical box twice with different bytes.
   Result<Seal> seal(bool groups);
