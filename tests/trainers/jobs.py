@@ -18,14 +18,19 @@ FAST = {"stall_timeout_s": 20, "total_timeout_s": 60, "join_timeout_s": 30, "buc
 def saved(name, folder, **changes):
     """A tiny random model of transformers, and its checkpoint's tensors as safetensors reads them."""
     import models
-    from safetensors.torch import load_file
 
     model = models.build(name, **changes)
     models.save(model, folder)
+    return model, tensors_of(folder)
+
+
+def tensors_of(folder):
+    from safetensors.torch import load_file
+
     tensors = {}
     for path in sorted(pathlib.Path(folder).glob("*.safetensors")):
         tensors |= load_file(path)
-    return model, tensors
+    return tensors
 
 
 def convert(model, spec, out):

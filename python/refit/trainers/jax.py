@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping
 
@@ -55,8 +54,7 @@ class Entry:
     name: str
     shape: tuple[int, ...]
     given: Any  # dtype in the model
-    stored: str  # where it is lent from, in the names of layout files
-    dtype: str  # on the wire
+    dtype: str  # where it is lent from and on the wire, in the names of layout files
     boxes: list[Box]
 
     def buffers(self) -> list[str]:
@@ -72,8 +70,8 @@ class Described:
         unknown = [d for d in self.wanted.values() if d not in _arrays.NUMPY]
         if unknown:
             raise InvalidError(f"dtypes: '{unknown[0]}' is no dtype of layout files")
-        self.rules = None if config is None else _rules.Rules(_rules.config_text(config), "jax")
         arrays = self.arrays(model)
+        self.rules = None if config is None else _rules.without_drafts(_rules.config_text(config), "jax", arrays)
         if not arrays:
             raise InvalidError("the model has no array to publish")
         if self.rules:
@@ -81,26 +79,10 @@ class Described:
         said = {n: d for n in arrays for pattern, d in reversed(self.wanted.items()) if fnmatch.fnmatchcase(n, pattern)}
         self.entries = []
         for name, a in arrays.items():
-            stored = said.get(name) or _dtype(name, a)
+            dtype = said.get(name) or _dtype(name, a)
             if self.rules:
                 self.rules.find(name, a.shape)
-            self.entries.append(Entry(name, tuple(a.shape), a.dtype, stored, stored, list(shards(name, a))))
-        self._keep_exceptions(said)
-
-    def _keep_exceptions(self, said: Mapping[str, str]) -> None:
-        """What the family keeps in float32 travels so; a narrower array is widened on the way, exactly."""
-        count: Counter[str] = Counter()
-        for e in self.entries:
-            if e.stored in ("bf16", "f16", "f32"):
-                count[e.stored] += math.prod(e.shape)
-        if not self.rules or not count:
-            return
-        base = count.most_common(1)[0][0]
-        kept = self.rules.dtypes(base)
-        for e in self.entries:
-            wanted = {kept[p.tensor] for p in self.rules.parameters[e.name].pieces}
-            if len(wanted) == 1 and e.name not in said and wanted != {base} and _rules.widens(e.stored, want := wanted.pop()):
-                e.dtype = want
+            self.entries.append(Entry(name, tuple(a.shape), a.dtype, dtype, list(shards(name, a))))
 
     def arrays(self, model: Any) -> dict[str, Any]:
         import jax
@@ -122,13 +104,13 @@ class Described:
                 tensors[piece.tensor] = {"shape": list(self.rules.tensors[piece.tensor][0]), "dtype": e.dtype}
             for buffer, box in zip(e.buffers(), e.boxes, strict=True):
                 local = [hi - lo for lo, hi in box]
-                item = _arrays.SIZES[e.stored]
+                item = _arrays.SIZES[e.dtype]
                 strides = [n * item for n in _rules.row_major(local)]
                 buffers[buffer] = {"bytes": math.prod(local) * item}
                 if 0 in local:
                     continue
                 there = _rules.holdings(own, box, strides, 0) if own else [{"tensor": e.name, "box": [list(i) for i in box], "offset": 0, "strides": strides}]
-                held += [dict(h, buffer=buffer, **({} if e.dtype == e.stored else {"dtype": e.stored})) for h in there]
+                held += [dict(h, buffer=buffer) for h in there]
         ties = [list(pair) for pair in self.rules.tied] if self.rules else []
         return {"tensors": tensors, "tied": ties, "ranks": [{"rank": rank, "buffers": buffers, "holdings": held}]}
 
@@ -148,8 +130,8 @@ class Described:
                     tensor=e.name,
                 )
             for buffer, data in zip(e.buffers(), now.values(), strict=True):
-                if e.stored != _arrays.layout_dtype(a.dtype):
-                    data = data.astype(_NAMED[e.stored])
+                if e.dtype != _arrays.layout_dtype(a.dtype):
+                    data = data.astype(_NAMED[e.dtype])
                 try:
                     out[buffer] = _arrays.lend(data, writable=False)
                 except (InvalidError, UnsupportedError) as error:
@@ -247,8 +229,8 @@ def publisher(
     every step: publish() takes those that the model has then.
 
     config: the Hugging Face configuration (path, text, mapping, object). With it the paths are those of Refit's `jax` side
-    (``model.layers.0.mlp.experts.w1_EFD``, kernels turned), what the family keeps in float32 travels so, and parameters that
-    are unknown, missing or of another shape are refused in a list. Without it the paths themselves are the tensors' names.
+    (``model.layers.0.mlp.experts.w1_EFD``, kernels turned), and parameters that are unknown, missing or of another shape are
+    refused in a list. Without it the paths themselves are the tensors' names.
     ignore: patterns of paths that stay at home. dtypes: pattern -> dtype of layout files, cast as JAX casts, into new arrays.
     Collective over the processes of jax.distributed.
     """

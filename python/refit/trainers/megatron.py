@@ -3,6 +3,7 @@ shape, and the modules' weights packed into memory that Refit lends."""
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import logging
 import re
@@ -74,6 +75,7 @@ class Place:
     rank: int  # of Refit's layout
     vocabulary: int  # rows of the padded vocabulary, where this rank has some; else 0
     layers: int  # of this pipeline stage
+    drafts: bool  # some lie on this rank
 
     def numbers(self) -> dict[str, int]:
         return {k: getattr(self, k) for k in ("tp", "pp", "cp", "dp", "ep", "etp", "vpp")}
@@ -101,7 +103,8 @@ def place(model: Any) -> Place:
         if name.endswith(("embedding.word_embeddings.weight", "output_layer.weight")):
             vocabulary = int(tensor.shape[0]) * tp
     layers = sum(len(chunk.decoder.layers) for chunk in chunks if getattr(chunk, "decoder", None) is not None)
-    return Place(tp, pp, cp, dp, ep, etp, len(chunks), p * dp * cp * tp + inside, vocabulary, layers)
+    drafts = any(getattr(chunk, "mtp", None) is not None for chunk in chunks)
+    return Place(tp, pp, cp, dp, ep, etp, len(chunks), p * dp * cp * tp + inside, vocabulary, layers, drafts)
 
 
 def specs(mine: Place, all_places: Sequence[Place], given: Mapping[str, Any]) -> list[str]:
@@ -115,10 +118,12 @@ def specs(mine: Place, all_places: Sequence[Place], given: Mapping[str, Any]) ->
     if len(rows) != 1:
         raise MismatchError(f"the padded vocabulary has {sorted(rows)} rows on different ranks")
     stages = {one.rank * mine.pp // len(all_places): one.layers for one in all_places}
-    numbers = mine.numbers() | {"vocab_multiple": rows.pop() // mine.tp}
+    numbers: dict[str, Any] = mine.numbers() | {"vocab_multiple": rows.pop() // mine.tp}
     counts = [stages[p] for p in range(mine.pp)]
     if len(set(counts)) > 1:
         numbers |= {"first": counts[0], "last": counts[-1]} if mine.pp > 1 else {}
+    if not any(one.drafts for one in all_places):
+        numbers["draft"] = "skip"
     numbers |= given
     text = ",".join(f"{k}={v}" for k, v in numbers.items())
     forms = itertools.product(["te", "local"], [None, "grouped", "sequential", "stacked"])
@@ -159,8 +164,6 @@ def check_layers(model: Any, layout: Layout, rank: int) -> None:
     chunks = chunks_of(model)
     info = layout._native.rank(rank)
     starts = sorted((p.offset, p.name) for p in info.parameters)
-    import bisect
-
     offsets = [o for o, _ in starts]
     for h in info.holdings:
         name = starts[bisect.bisect_right(offsets, h.offset) - 1][1]

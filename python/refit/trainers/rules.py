@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import fnmatch
 import json
 import math
@@ -89,15 +90,15 @@ def within(factors: Sequence[tuple[int, int]], lo: int, hi: int) -> Iterator[tup
         return
     (extent, step), rest = factors[0], factors[1:]
     span = sum((n - 1) * s for n, s in rest)  # of the others, inclusive
-    whole = max(0, -(-lo // step)), min(extent, (hi - 1 - span) // step + 1)
-    if whole[0] < whole[1]:
-        yield (whole, *((0, n) for n, _ in rest))
+    first, last = max(0, -(-(lo - span) // step)), min(extent, (hi - 1) // step + 1)  # in part, at least
+    begin, end = max(0, -(-lo // step)), min(extent, (hi - 1 - span) // step + 1)  # whole
+    if begin < end:
+        yield ((begin, end), *((0, n) for n, _ in rest))
     else:
-        whole = (0, 0)
-    for i in range(max(0, -(-(lo - span) // step)), min(extent - 1, (hi - 1) // step) + 1):
-        if not whole[0] <= i < whole[1]:
-            for inner in within(rest, lo - i * step, hi - i * step):
-                yield ((i, i + 1), *inner)
+        begin = end = last
+    for i in (*range(first, min(begin, last)), *range(max(end, first), last)):
+        for inner in within(rest, lo - i * step, hi - i * step):
+            yield ((i, i + 1), *inner)
 
 
 def row_major(shape: Sequence[int]) -> list[int]:
@@ -122,8 +123,6 @@ class Rules:
         self.parameters = {p.name: Own(tuple(p.shape), p.dtype, []) for p in info.parameters}
         places = sorted((p.buffer, p.offset, p.name) for p in info.parameters)
         starts = [(b, o) for b, o, _ in places]
-        import bisect
-
         for h in info.holdings:
             if any(lo == hi for lo, hi in h.box):
                 continue
@@ -200,6 +199,16 @@ def holdings(own: Own, box: Sequence[Interval], strides: Sequence[int], offset: 
             if piece.view is not None:
                 out["view"] = piece.view
             yield out
+
+
+def without_drafts(config: str, spec: str, names: Iterable[str]) -> Rules:
+    """The rules for a model with these parameters: without draft layers where it has none, which configurations count all
+    the same."""
+    full = Rules(config, spec)
+    joined = spec + ("," if ":" in spec else ":") + "draft=skip"
+    skipped = Rules(config, joined)
+    drafts = full.parameters.keys() - skipped.parameters.keys()
+    return full if drafts & set(names) or not drafts else skipped
 
 
 def whole_or_refuse(rules: Rules, names: Iterable[str], ties: Iterable[tuple[str, str]] = ()) -> None:

@@ -226,7 +226,7 @@ def _layout_dtype(name: str, dtype: Any) -> str:
         raise UnsupportedError(e.message, tensor=name) from None
 
 
-def rules_of(model: Any, config: Any) -> _rules.Rules | None:
+def rules_of(model: Any, config: Any, names: Iterable[str]) -> _rules.Rules | None:
     """The rules that name a module's tensors in Hugging Face's way: of `config`; without one of the module's own
     `config`, where it has one of a family with rules. None with False, and for what has no configuration."""
     if config is False:
@@ -241,7 +241,7 @@ def rules_of(model: Any, config: Any) -> _rules.Rules | None:
         return None
     text = _rules.config_text(found)
     try:
-        return _rules.Rules(text, "hf:naming=fused")
+        return _rules.without_drafts(text, "hf:naming=fused", names)
     except UnsupportedError as e:
         if config is not None:
             raise
@@ -282,7 +282,7 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
     leftovers = sorted(n for n, plain, _ in named if _LEFTOVER.search(plain))
     if leftovers:
         raise InvalidError(f"{len(leftovers)} names belong to a wrapper that is not known (leave them out with `ignore`, or rename them): {', '.join(leftovers)}")
-    out = Described([], now=now, rules=rules_of(model, config))
+    out = Described([], now=now, rules=rules_of(model, config, [name for _, name, _ in named]))
     if out.rules:
         _rules.refuse_unknown(out.rules, (name for _, name, _ in named))
     cast = _param_dtypes(model)
