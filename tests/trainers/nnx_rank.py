@@ -21,12 +21,12 @@ def main():
     test_nnx.place(model, (2, 2), False)
     with refit.Publisher.from_jax(address, model, config=checkpoint) as publisher:
         held = {t for t, *_ in publisher.layout.holdings(int(rank))}
-        print(len(DEVICES), len(held), flush=True)
+        print(">", len(DEVICES), len(held), flush=True)
         for step, _ in enumerate(sys.stdin):
             if step:
                 test_nnx.double(model)
             publisher.publish(step)
-            print(step, flush=True)
+            print(">", step, flush=True)
 
 
 if __name__ == "__main__":

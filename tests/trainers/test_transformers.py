@@ -74,8 +74,9 @@ class Rank:
 
     def double(self):
         with torch.no_grad():
-            for t in self.model.state_dict().values():
-                (t.to_local() if isinstance(t, DTensor) else t).mul_(2)
+            local = [t.to_local() if isinstance(t, DTensor) else t for t in self.model.state_dict().values()]
+            for t in {t.data_ptr(): t for t in local if t.numel()}.values():  # tied ones once
+                t.mul_(2)
 
     def assign(self, factor):
         """Every parameter is another object afterwards."""

@@ -142,6 +142,8 @@ class Found:
     shapes: tuple[str, ...] = ()
 
     def differences(self) -> int:
+        if self.layout is None:
+            return 1 << 32
         return len(self.missing) + len(self.unknown) + len(self.shapes)
 
     def __str__(self) -> str:
@@ -209,7 +211,7 @@ def agree(
             log.info("the modules are '%s'", one.spec)
             return one.layout, here.rank
     # The SPEC that comes nearest, and what the first rank that differs has to say to it.
-    best = min(range(len(found)), key=lambda k: (sum(bool(rank[k][0]) for rank in told), sum(rank[k][1] for rank in told)))
+    best = min(range(len(found)), key=lambda k: sum(rank[k][1] for rank in told))
     other, line = next((r, rank[best][2]) for r, rank in enumerate(told) if rank[best][0] or rank[best][1])
     raise MismatchError(f"the live modules are not what the rules make of this configuration; {line}", peer=f"trainer rank {other}")
 
