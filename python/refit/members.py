@@ -237,7 +237,8 @@ def _kept(hook: Callable[..., None] | None, raised: list[BaseException]) -> Call
             hook(*arguments)
         except BaseException as e:
             log.exception("the engine's %s failed", getattr(hook, "__name__", "hook"))
-            raised.append(e)
+            if not raised:  # the first since somebody looked
+                raised.append(e)
             raise
 
     return call
@@ -293,10 +294,12 @@ class Receiver(_Member):
         try:
             self._native.run(min(seconds, _RUN_SLICE_S))
             self._tell_raised()
-            with contextlib.suppress(CancelledError):  # closed meanwhile
-                while (left := deadline - time.monotonic()) > 0:
+            while (left := deadline - time.monotonic()) > 0:
+                try:
                     self._native.run(min(left, _RUN_SLICE_S))
-                    self._tell_raised()
+                except CancelledError:
+                    return  # closed meanwhile
+                self._tell_raised()
         finally:
             self._running.release()
 
