@@ -95,6 +95,20 @@ class Layout:
 
         return trainer.agree(model, group, ignore=ignore, dtypes=dtypes, config=config)[1]
 
+    @classmethod
+    def from_jax(cls, model: Any, *, config: Any = None, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None) -> "Layout":
+        """The layout that Publisher.from_jax() publishes: see ``refit.trainers.jax.publisher()``. Collective over processes."""
+        from .trainers import jax as trainer
+
+        return trainer.agree(model, config=config, ignore=ignore, dtypes=dtypes)[1]
+
+    @classmethod
+    def from_megatron(cls, model: Any, config: Any, *, group: Any = None, ignore: Iterable[str] = (), spec: Mapping[str, Any] | None = None) -> "Layout":
+        """The layout that Publisher.from_megatron() publishes: see ``refit.trainers.megatron.publisher()``. Collective."""
+        from .trainers import megatron as trainer
+
+        return trainer.agree(model, config, group, ignore=ignore, spec=spec)[0]
+
     def to_json(self) -> str:
         """Text from which from_json() makes an equal layout."""
         return self._native.to_json()

@@ -35,6 +35,8 @@ class Rank:
 
     def join(self, address, changes=None, **options):
         config = self.config.to_dict() | (changes or {})
+        if not changes:
+            assert refit.Layout.from_megatron(self.model, config).world == torch.distributed.get_world_size()
         self.publisher = refit.Publisher.from_megatron(address, self.model if len(self.model) > 1 else self.model[0], config, **options)
         return self.publisher.layout.to_json()
 

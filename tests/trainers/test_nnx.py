@@ -191,6 +191,7 @@ class Nnx(unittest.TestCase):
             trainer.agree(model, config=config)
         described, layout, _ = trainer.agree(model, config=config, ignore=["extra.*"])
         self.assertEqual(layout, publisher.layout)
+        self.assertEqual(refit.Layout.from_jax(model, config=config, ignore=["extra.*"]), layout)
         model.model.norm.scale.set_value(jnp.ones(71, jnp.bfloat16))
         with self.assertRaisesRegex(refit.MismatchError, r"\(71,\), by the configuration it has \(72,\)") as e:
             trainer.agree(model, config=config, ignore=["extra.*"])
