@@ -331,12 +331,13 @@ class Receiver(_Member):
             self._failed = e
             log.error("target rank %d stopped serving: %s", self.rank, e)
 
-    def check(self) -> None:
+    def check(self, hooks: bool = True) -> None:
         """Raises what ended the thread that start() made, if anything did; else, once, what one of the engine's methods
-        raised there since the last look."""
+        raised there since the last look (without `hooks`: for an engine that tells of it by itself)."""
         if self._failed is not None:
             raise self._failed
-        self._tell_raised()
+        if hooks:
+            self._tell_raised()
 
     def wait_version(self, number: int = 1, timeout_s: float = 60, until: Callable[[], bool] | None = None) -> VersionInfo:
         """Waits until this rank serves version `number` or a newer one whole, serving meanwhile where no thread does.

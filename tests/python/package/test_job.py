@@ -397,6 +397,7 @@ class Threads(unittest.TestCase):
         self.coordinator.mark_stale()
         with self.assertRaisesRegex(refit.Error, "SystemExit"):
             self.coordinator.sync_weights()
+        self.receiver.check(hooks=False)
         with self.assertRaises(SystemExit):
             self.receiver.check()
         self.receiver.check()  # told once
