@@ -35,6 +35,9 @@ def experts(model):
     """Experts over one axis, everything sharded over the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
     for module in model.modules():
+        bias = module._buffers.pop("e_score_correction_bias", None)
+        if bias is not None:  # a parameter in other makers' modules: FSDP2 then computes with it in bf16
+            module.register_parameter("e_score_correction_bias", torch.nn.Parameter(bias, requires_grad=False))
         for name, p in list(module.named_parameters(recurse=False)):
             if name in ("gate_up_proj", "down_proj") and p.dim() == 3:
                 module.register_parameter(name, torch.nn.Parameter(distribute_tensor(p.detach(), mesh["ep"], [Shard(0)], src_data_rank=None)))
