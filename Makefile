@@ -31,7 +31,7 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 test-full: test build-tsan test-store test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
-	@$(MAKE) --no-print-directory test-live test-sglang test-vllm
+	@$(MAKE) --no-print-directory test-live test-trainers test-sglang test-vllm
 
 test-store: build ## the store with a real S3 server: every death and every fault
 	.cache/venv/bin/python tests/procs/store/store.py build/release/cli/refit
@@ -39,6 +39,12 @@ test-store: build ## the store with a real S3 server: every death and every faul
 test-live: build ## rules against live frameworks: transformers, vLLM, Megatron-Core, Flax (WRITE=1 keeps the page)
 	@scripts/live_env.sh
 	.cache/venv-live/bin/python tests/live/run.py --refit build/release/cli/refit $(if $(WRITE),--write)
+
+test-trainers: build ## live trainers to vLLM ranks: transformers under FSDP2, HSDP, EP, TP, DDP; Megatron-Core; Flax NNX
+	@scripts/live_env.sh
+	cd tests/trainers && PYTHONPATH=$(CURDIR)/build/release/python $(CURDIR)/.cache/venv-live/bin/python -m unittest -v test_transformers
+	cd tests/trainers && PYTHONPATH=$(CURDIR)/build/release/python $(CURDIR)/.cache/venv-live/bin/python -m unittest -v test_megatron
+	cd tests/trainers && PYTHONPATH=$(CURDIR)/build/release/python $(CURDIR)/.cache/venv-live/bin/python -m unittest -v test_nnx
 
 test-sglang: build ## the same with SGLang, which needs an environment of its own (10 GB); a real SGLang engine takes weights
 	@scripts/live_env.sh sglang
@@ -75,4 +81,4 @@ check-gpu: ## runs the GPU checks, or says what they lack
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full test-store test-live test-sglang test-vllm test-torch test-jax test-wheel bench check-gpu clean
+.PHONY: help deps build demo test test-full test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-wheel bench check-gpu clean

@@ -30,7 +30,8 @@ struct MemberReport {
 struct MemberOptions {
   std::string address;     // Coordinator::address()
   std::uint32_t rank = 0;  // of the layout; of a target the replica follows from it
-  // The caller's own memory for every buffer of the rank; it must outlive the member. Empty: Refit allocates, and
+  // The caller's own memory for every buffer of the rank; it must outlive the member (a publisher's: or its next
+  // rebind()). Empty: Refit allocates, and
   // memory() tells where.
   std::vector<Memory> memory;
   int threads = 1;             // of copies and scans, the caller's included
@@ -53,6 +54,9 @@ class Publisher {
   void publish(std::int64_t step, const std::string& weight_set = "policy");
   // Before the weights are written: waits until no round holds them. kBusy at the deadline: do not write.
   void guard(double timeout_s);
+  // guard(), and from then on the lent buffers lie elsewhere: `memory` as in MemberOptions, which gave them first. The
+  // former memory is not read any more. kInvalid where Refit allocated. publish() says what step lies there.
+  void rebind(const std::vector<Memory>& memory, double timeout_s);
   // Throws the error that ended the serving thread, if one did.
   MemberReport report() const;
   void close(double timeout_s = 5);
@@ -71,7 +75,7 @@ struct EngineHooks {
   std::function<void(const VersionInfo& version)> installed;  // the label that requests are answered with
 };
 
-// An engine rank. *thread-compatible*: run() on one thread; memory(), report() and version() on any.
+// An engine rank. run() on one thread at a time (kBusy on a second one), everything else on any.
 class Receiver {
  public:
   // Waits as Publisher does. The caller's own memory is installed in place.
@@ -81,7 +85,7 @@ class Receiver {
   Receiver& operator=(const Receiver&) = delete;
 
   std::vector<Memory> memory() const;
-  // Serves the protocol for so long. Throws when the control connection failed for good.
+  // Serves the protocol for so long, or until close(). Throws when the control connection failed for good.
   void run(double seconds);
   // True while a round is in hand on this rank.
   bool busy() const;
@@ -89,6 +93,8 @@ class Receiver {
   // True while the bytes are a whole version: what a gate asks before it reads weights.
   bool complete() const;
   MemberReport report() const;
+  // Ends a run() of another thread and waits for it: kTimeout when a hook holds it up, kBusy when that hook is the
+  // caller. Closes nothing then, and run() is refused; call it again.
   void close(double timeout_s = 5);
 
  private:

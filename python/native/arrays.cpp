@@ -1,5 +1,3 @@
-#include <nanobind/ndarray.h>
-
 #include <string>
 
 #include "native/bindings.h"
@@ -29,9 +27,9 @@ constexpr Kind kKinds[] = {{"bool", dtype_code::Bool, 8},
 
 Error invalid(const std::string& message) { return {Code::kInvalid, message}; }
 
-// Address and length of an array's bytes, row-major without gaps, in host memory.
+// An array's bytes, row-major without gaps, in host memory.
 template <typename Array>
-std::pair<std::uintptr_t, std::int64_t> bytes_of(const Array& a) {
+Lent lend(const Array& a) {
   if (a.device_type() != nb::device::cpu::value)
     throw Error(Code::kUnsupported, "the array is on a device (DLPack type " + std::to_string(a.device_type()) +
                                         "); this build moves host memory only");
@@ -42,7 +40,9 @@ std::pair<std::uintptr_t, std::int64_t> bytes_of(const Array& a) {
           "the array is not contiguous in row-major order: give a layout that describes its strides, or a copy");
     expected *= static_cast<std::int64_t>(a.shape(i));
   }
-  return {reinterpret_cast<std::uintptr_t>(a.data()), static_cast<std::int64_t>(a.nbytes())};
+  // Read-only memory is lent to publishers alone, which do not write.
+  return {nb::ndarray<>(a), const_cast<void*>(static_cast<const void*>(a.data())),
+          static_cast<std::int64_t>(a.nbytes())};
 }
 
 // A view of `memory` with a shape, byte strides and a dtype, for any framework that speaks DLPack. Keeps it alive.
@@ -76,12 +76,15 @@ nb::ndarray<nb::array_api> view(nb::handle memory, std::int64_t offset, const st
 }  // namespace
 
 void bind_arrays(nb::module_& m) {
+  nb::class_<Lent>(m, "Lent")
+      .def_prop_ro("address", [](const Lent& l) { return reinterpret_cast<std::uintptr_t>(l.data); })
+      .def_ro("bytes", &Lent::bytes);
   m.def(
-      "writable_bytes", [](const nb::ndarray<>& a) { return bytes_of(a); }, nb::arg("array"),
-      "(address, bytes) of an array in host memory that may be written.");
+      "lend_writable", [](const nb::ndarray<>& a) { return lend(a); }, nb::arg("array"),
+      "The memory of an array in host memory that may be written; kept alive by what is returned.");
   m.def(
-      "readable_bytes", [](const nb::ndarray<nb::ro>& a) { return bytes_of(a); }, nb::arg("array"),
-      "(address, bytes) of an array in host memory that is only read.");
+      "lend_readable", [](const nb::ndarray<nb::ro>& a) { return lend(a); }, nb::arg("array"),
+      "The memory of an array in host memory that is only read; kept alive by what is returned.");
   m.def("view", &view, nb::arg("memory"), nb::arg("offset"), nb::arg("shape"), nb::arg("strides"), nb::arg("dtype"),
         "A view of a buffer with a shape, byte strides and a dtype; it speaks DLPack.");
 }

@@ -1,6 +1,7 @@
 // refit._native: one file per class. Thin: what can be said in Python is said in refit/.
 #pragma once
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -10,6 +11,13 @@
 
 namespace refit::native {
 namespace nb = nanobind;
+
+// An array's memory, exported by its framework: alive as long as this is, whatever becomes of the array.
+struct Lent {
+  nb::ndarray<> array;
+  void* data = nullptr;
+  std::int64_t bytes = 0;
+};
 
 // Every call that may wait gives the interpreter away meanwhile.
 using Waits = nb::call_guard<nb::gil_scoped_release>;

@@ -1,31 +1,64 @@
-#include <nanobind/ndarray.h>
+#include <memory>
+#include <utility>
 
 #include "native/bindings.h"
 
 namespace refit::native {
 namespace {
 
-// (name, address, bytes), as refit/ made it of an array that it keeps alive.
-using GivenMemory = std::vector<std::pair<std::string, std::pair<std::uintptr_t, std::int64_t>>>;
+// (buffer, Lent), as refit/ made it.
+using GivenMemory = std::vector<std::pair<std::string, nb::object>>;
+
+std::vector<Memory> memory_of(const GivenMemory& given) {
+  std::vector<Memory> out;
+  for (const auto& [name, object] : given) {
+    const Lent& lent = nb::cast<const Lent&>(object);
+    out.push_back({name, lent.data, lent.bytes});
+  }
+  return out;
+}
 
 MemberOptions options(const std::string& address, std::uint32_t rank, const GivenMemory& memory, int threads,
                       double join_timeout_s) {
-  MemberOptions o{.address = address, .rank = rank, .memory = {}, .threads = threads, .join_timeout_s = join_timeout_s};
-  for (const auto& [name, where] : memory)
-    o.memory.push_back({name, reinterpret_cast<void*>(where.first), where.second});
-  return o;
+  return {.address = address,
+          .rank = rank,
+          .memory = memory_of(memory),
+          .threads = threads,
+          .join_timeout_s = join_timeout_s};
 }
 
-// A member's buffers as memoryviews that keep it alive.
+// A member and what was lent to it, which goes after the member's threads have ended.
+template <typename Member>
+struct Held {
+  GivenMemory lent;
+  std::unique_ptr<Member> member;
+};
+using HeldPublisher = Held<Publisher>;
+using HeldReceiver = Held<Receiver>;
+
+// A member's buffers as memoryviews that keep their memory alive: what was lent, or the member.
 template <typename Member>
 nb::list buffers(nb::handle self) {
+  const auto& held = nb::cast<const Held<Member>&>(self);
   nb::list out;
-  for (const Memory& m : nb::cast<Member&>(self).memory()) {
+  for (const Memory& m : held.member->memory()) {
     const auto bytes = static_cast<std::size_t>(m.bytes);
-    const nb::ndarray<std::uint8_t, nb::memview> view(m.data, 1, &bytes, self);
+    nb::handle owner = self;
+    for (const auto& [name, object] : held.lent)
+      if (name == m.buffer) owner = object;
+    const nb::ndarray<std::uint8_t, nb::memview> view(m.data, 1, &bytes, owner);
     out.append(nb::make_tuple(m.buffer, nb::cast(view)));
   }
   return out;
+}
+
+void rebind(HeldPublisher& self, GivenMemory memory, double timeout_s) {
+  const std::vector<Memory> regions = memory_of(memory);
+  {
+    const nb::gil_scoped_release waits;
+    self.member->rebind(regions, timeout_s);
+  }
+  self.lent = std::move(memory);
 }
 
 // A hook's exception as an error of the closed set, so that the round's report says what it was.
@@ -56,21 +89,46 @@ using Pause = std::function<void(double)>;
 using Plain = std::function<void()>;
 using Installed = std::function<void(const VersionInfo&)>;
 
-void make_publisher(Publisher* self, const Layout& layout, const std::string& address, std::uint32_t rank,
-                    const GivenMemory& memory, int threads, double join_timeout_s) {
-  new (self) Publisher(layout, options(address, rank, memory, threads, join_timeout_s));
+void make_publisher(HeldPublisher* self, const Layout& layout, const std::string& address, std::uint32_t rank,
+                    GivenMemory memory, int threads, double join_timeout_s) {
+  const MemberOptions o = options(address, rank, memory, threads, join_timeout_s);
+  std::unique_ptr<Publisher> member;
+  {
+    const nb::gil_scoped_release waits;
+    member = std::make_unique<Publisher>(layout, o);
+  }
+  new (self) HeldPublisher{std::move(memory), std::move(member)};
 }
 
-void make_receiver(Receiver* self, const Layout& layout, const std::string& address, std::uint32_t rank,
-                   const GivenMemory& memory, int threads, double join_timeout_s, const std::optional<Pause>& pause,
+void make_receiver(HeldReceiver* self, const Layout& layout, const std::string& address, std::uint32_t rank,
+                   GivenMemory memory, int threads, double join_timeout_s, const std::optional<Pause>& pause,
                    const std::optional<Plain>& resume, const std::optional<Plain>& reset_caches,
                    const std::optional<Installed>& installed) {
   EngineHooks hooks{.pause = hook(pause.value_or(Pause())),
                     .resume = hook(resume.value_or(Plain())),
                     .reset_caches = hook(reset_caches.value_or(Plain())),
                     .installed = hook(installed.value_or(Installed()))};
-  const nb::gil_scoped_release waits;
-  new (self) Receiver(layout, options(address, rank, memory, threads, join_timeout_s), std::move(hooks));
+  const MemberOptions o = options(address, rank, memory, threads, join_timeout_s);
+  std::unique_ptr<Receiver> member;
+  {
+    const nb::gil_scoped_release waits;
+    member = std::make_unique<Receiver>(layout, o, std::move(hooks));
+  }
+  new (self) HeldReceiver{std::move(memory), std::move(member)};
+}
+
+// A member's method as one of what holds it.
+template <auto method, typename Member, typename R, typename... Args>
+auto forward(R (Member::*)(Args...)) {
+  return [](Held<Member>& self, Args... args) { return (self.member.get()->*method)(std::forward<Args>(args)...); };
+}
+template <auto method, typename Member, typename R, typename... Args>
+auto forward(R (Member::*)(Args...) const) {
+  return [](const Held<Member>& self, Args... args) { return (*self.member.*method)(std::forward<Args>(args)...); };
+}
+template <auto method>
+auto forward() {
+  return forward<method>(method);
 }
 }  // namespace
 
@@ -90,25 +148,27 @@ void bind_members(nb::module_& m) {
       .def_ro("buckets", &MemberReport::buckets)
       .def_ro("memory_used", &MemberReport::memory_used)
       .def_ro("memory_peak", &MemberReport::memory_peak);
-  nb::class_<Publisher>(m, "Publisher")
+  nb::class_<HeldPublisher>(m, "Publisher")
       .def("__init__", &make_publisher, nb::arg("layout"), nb::arg("address"), nb::arg("rank"), nb::arg("memory"),
-           nb::arg("threads"), nb::arg("join_timeout_s"), Waits())
+           nb::arg("threads"), nb::arg("join_timeout_s"))
       .def("buffers", &buffers<Publisher>)
-      .def("publish", &Publisher::publish, nb::arg("step"), nb::arg("weight_set"), Waits())
-      .def("guard", &Publisher::guard, nb::arg("timeout_s"), Waits())
-      .def("report", &Publisher::report, Waits())
-      .def("close", &Publisher::close, nb::arg("timeout_s"), Waits());
-  nb::class_<Receiver>(m, "Receiver")
+      .def("rebind", &rebind, nb::arg("memory"), nb::arg("timeout_s"))
+      .def("forget", [](HeldPublisher& self) { self.lent.clear(); })
+      .def("publish", forward<&Publisher::publish>(), nb::arg("step"), nb::arg("weight_set"), Waits())
+      .def("guard", forward<&Publisher::guard>(), nb::arg("timeout_s"), Waits())
+      .def("report", forward<&Publisher::report>(), Waits())
+      .def("close", forward<&Publisher::close>(), nb::arg("timeout_s"), Waits());
+  nb::class_<HeldReceiver>(m, "Receiver")
       .def("__init__", &make_receiver, nb::arg("layout"), nb::arg("address"), nb::arg("rank"), nb::arg("memory"),
            nb::arg("threads"), nb::arg("join_timeout_s"), nb::arg("pause").none(), nb::arg("resume").none(),
            nb::arg("reset_caches").none(), nb::arg("installed").none())
       .def("buffers", &buffers<Receiver>)
-      .def("run", &Receiver::run, nb::arg("seconds"), Waits())
-      .def("busy", &Receiver::busy)
-      .def("version", &Receiver::version)
-      .def("complete", &Receiver::complete)
-      .def("report", &Receiver::report, Waits())
-      .def("close", &Receiver::close, nb::arg("timeout_s"), Waits());
+      .def("run", forward<&Receiver::run>(), nb::arg("seconds"), Waits())
+      .def("busy", forward<&Receiver::busy>())
+      .def("version", forward<&Receiver::version>())
+      .def("complete", forward<&Receiver::complete>())
+      .def("report", forward<&Receiver::report>(), Waits())
+      .def("close", forward<&Receiver::close>(), nb::arg("timeout_s"), Waits());
 }
 
 }  // namespace refit::native

@@ -71,12 +71,14 @@ def bits(array: Any) -> Any:
     return array
 
 
-def lend(array: Any, *, writable: bool) -> tuple[int, int]:
-    """(address, bytes) of an array's own memory; the caller keeps it alive.
+def lend(array: Any, *, writable: bool) -> _native.Lent:
+    """An array's own memory (address, bytes), alive as long as what is returned, whatever becomes of the array.
 
     Takes whatever speaks DLPack or the buffer protocol, in host memory and row-major without gaps. With `writable`, a
     JAX array is refused: it is immutable, though its memory could be reached.
     """
+    if isinstance(array, _native.Lent):
+        return array
     if writable and framework(array) == "jax":
         raise InvalidError("a JAX array is immutable: Refit never writes into one; give NumPy or torch memory")
     if framework(array) == "torch":
@@ -92,12 +94,12 @@ def lend(array: Any, *, writable: bool) -> tuple[int, int]:
     elif writable and isinstance(array, bytes):
         raise InvalidError("bytes are immutable")
     try:
-        return _native.writable_bytes(array) if writable else _native.readable_bytes(array)
+        return _native.lend_writable(array) if writable else _native.lend_readable(array)
     except TypeError:
         raise InvalidError(f"{type(array).__name__} has neither DLPack nor a buffer that can be {'written' if writable else 'read'}") from None
 
 
-def lend_all(memory: Mapping[str, Any] | None, *, writable: bool) -> list[tuple[str, tuple[int, int]]]:
+def lend_all(memory: Mapping[str, Any] | None, *, writable: bool) -> list[tuple[str, _native.Lent]]:
     """lend() for each buffer; an error names it."""
     out = []
     for name, array in (memory or {}).items():

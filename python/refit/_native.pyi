@@ -8,11 +8,22 @@ from numpy.typing import NDArray
 
 version: str = '0.1.0'
 
-def writable_bytes(array: NDArray) -> tuple[int, int]:
-    """(address, bytes) of an array in host memory that may be written."""
+class Lent:
+    @property
+    def address(self) -> int: ...
 
-def readable_bytes(array: Annotated[NDArray, dict(writable=False)]) -> tuple[int, int]:
-    """(address, bytes) of an array in host memory that is only read."""
+    @property
+    def bytes(self) -> int: ...
+
+def lend_writable(array: NDArray) -> Lent:
+    """
+    The memory of an array in host memory that may be written; kept alive by what is returned.
+    """
+
+def lend_readable(array: Annotated[NDArray, dict(writable=False)]) -> Lent:
+    """
+    The memory of an array in host memory that is only read; kept alive by what is returned.
+    """
 
 def view(memory: object, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
     """
@@ -442,9 +453,13 @@ class MemberReport:
     def memory_peak(self) -> int: ...
 
 class Publisher:
-    def __init__(self, layout: Layout, address: str, rank: int, memory: Sequence[tuple[str, tuple[int, int]]], threads: int, join_timeout_s: float) -> None: ...
+    def __init__(self, layout: Layout, address: str, rank: int, memory: Sequence[tuple[str, object]], threads: int, join_timeout_s: float) -> None: ...
 
     def buffers(self) -> list: ...
+
+    def rebind(self, memory: Sequence[tuple[str, object]], timeout_s: float) -> None: ...
+
+    def forget(self) -> None: ...
 
     def publish(self, step: int, weight_set: str) -> None: ...
 
@@ -455,7 +470,7 @@ class Publisher:
     def close(self, timeout_s: float) -> None: ...
 
 class Receiver:
-    def __init__(self, layout: Layout, address: str, rank: int, memory: Sequence[tuple[str, tuple[int, int]]], threads: int, join_timeout_s: float, pause: Callable[[float], None] | None, resume: Callable[[], None] | None, reset_caches: Callable[[], None] | None, installed: Callable[[VersionInfo], None] | None) -> None: ...
+    def __init__(self, layout: Layout, address: str, rank: int, memory: Sequence[tuple[str, object]], threads: int, join_timeout_s: float, pause: Callable[[float], None] | None, resume: Callable[[], None] | None, reset_caches: Callable[[], None] | None, installed: Callable[[VersionInfo], None] | None) -> None: ...
 
     def buffers(self) -> list: ...
 

@@ -87,11 +87,27 @@ class Layout:
         return cls.from_json({"tensors": tensors, "tied": [list(t) for t in tied], "ranks": [{"rank": 0, "buffers": buffers, "holdings": holdings}]})
 
     @classmethod
-    def from_torch(cls, model: Any, *, group: Any = None, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None) -> "Layout":
+    def from_torch(
+        cls, model: Any, *, config: Any = None, group: Any = None, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None
+    ) -> "Layout":
         """The layout that Publisher.from_torch() publishes: see there. Collective where torch.distributed runs."""
-        from . import _torch
+        from .trainers import torch as trainer
 
-        return _torch.agree(model, group, ignore=ignore, dtypes=dtypes)[1]
+        return trainer.agree(model, group, ignore=ignore, dtypes=dtypes, config=config)[1]
+
+    @classmethod
+    def from_jax(cls, model: Any, *, config: Any = None, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None) -> "Layout":
+        """The layout that Publisher.from_jax() publishes: see ``refit.trainers.jax.publisher()``. Collective over processes."""
+        from .trainers import jax as trainer
+
+        return trainer.agree(model, config=config, ignore=ignore, dtypes=dtypes)[1]
+
+    @classmethod
+    def from_megatron(cls, model: Any, config: Any, *, group: Any = None, ignore: Iterable[str] = (), spec: Mapping[str, Any] | None = None) -> "Layout":
+        """The layout that Publisher.from_megatron() publishes: see ``refit.trainers.megatron.publisher()``. Collective."""
+        from .trainers import megatron as trainer
+
+        return trainer.agree(model, config, group, ignore=ignore, spec=spec)[0]
 
     def to_json(self) -> str:
         """Text from which from_json() makes an equal layout."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import logging
+import math
 import threading
 import time
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Mapping, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Protocol
 
 from . import _arrays, _native
 from ._arrays import Parameter, Tensor
-from ._errors import DeadlineError, Error, InvalidError
+from ._errors import BusyError, CancelledError, DeadlineError, Error, InvalidError
 from .layout import Layout
+
+if TYPE_CHECKING:
+    from .trainers.jax import JaxPublisher
+    from .trainers.megatron import MegatronPublisher
+    from .trainers.torch import TorchPublisher
 
 log = logging.getLogger("refit")
 
@@ -22,17 +27,21 @@ MemberReport = _native.MemberReport
 VersionInfo = _native.VersionInfo
 
 
-# Who has not been closed: native threads must not outlive the interpreter.
-_alive: "weakref.WeakSet[_Member]" = weakref.WeakSet()
+_RUN_SLICE_S = 0.05  # how long a signal or a hook's exception may wait inside Receiver.run()
 
 
-@atexit.register
-def _close_all() -> None:
-    for member in list(_alive):
-        try:
-            member.close(1)
-        except Error as e:
-            log.warning("closing at exit: %s", e)
+def _seconds(argument: str, value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise InvalidError(f"{argument} must be a finite number of seconds, not negative (it is {value})")
+    return value
+
+
+def _goodbye(native: Any) -> None:
+    """A member that nobody closed, when it is collected or the interpreter ends: its threads must not outlive either."""
+    try:
+        native.close(1)
+    except Error as e:
+        log.warning("closing: %s", e)
 
 
 class _Member:
@@ -42,20 +51,22 @@ class _Member:
     layout: Layout
     rank: int
 
-    def close(self, timeout_s: float = 5) -> None:
-        raise NotImplementedError
+    _views = True  # whether its memory may be looked at
 
-    def _look(self, kept: Any) -> None:
-        self._kept = kept  # arrays whose memory is lent
+    def _look(self) -> None:
+        self._buffers: list[tuple[str, memoryview]] = []
+        self._tensors: list[Tensor] = []
+        self._parameters: list[Parameter] = []
+        if not self._views:
+            return
         self._buffers = self._native.buffers()
         info = self.layout._native.rank(self.rank)
         self._tensors = _arrays.tensors(info, self._buffers)
         self._parameters = _arrays.parameters(info, self._buffers)
-        _alive.add(self)
 
     @property
     def buffers(self) -> dict[str, memoryview]:
-        """The rank's buffers as they lie in this process."""
+        """The rank's buffers as they lie in this process. They keep their memory alive, as all views of it do."""
         return dict(self._buffers)
 
     @property
@@ -105,7 +116,8 @@ class Publisher(_Member):
         # Only read, whoever owns it: a JAX array may be lent.
         given = _arrays.lend_all(memory, writable=False)
         self._native = _native.Publisher(layout._native, address, rank, given, threads, join_timeout_s)
-        self._look(dict(memory or {}))
+        weakref.finalize(self, _goodbye, self._native)
+        self._look()
         log.info("source rank %d joined %s", rank, address)
 
     @classmethod
@@ -119,6 +131,7 @@ class Publisher(_Member):
         address: str,
         model: Any,
         *,
+        config: Any = None,
         group: Any = None,
         ignore: Iterable[str] = (),
         dtypes: Mapping[str, str] | None = None,
@@ -134,11 +147,32 @@ class Publisher(_Member):
         cast as torch casts; `dtypes` (pattern -> dtype of layout files) says otherwise. Collective over `group` where
         torch.distributed runs: ranks that disagree are refused.
 
+        config: the model's Hugging Face configuration (path, text, mapping, object); without it the module's own
+        `config`, where it has one of a family that Refit has rules for; False for none. With it, fused experts of
+        transformers 5 (``experts.gate_up_proj``) travel as the tensors that checkpoints and targets name, what the family
+        keeps in float32 travels in float32, and parameters that are unknown, missing or of another shape are refused.
+
         Each publish() copies (and casts) the weights into memory that Refit lends; training goes on at once.
         """
-        from . import _torch
+        from .trainers import torch as trainer
 
-        return TorchPublisher(address, *_torch.agree(model, group, ignore=ignore, dtypes=dtypes), threads=threads, join_timeout_s=join_timeout_s)
+        agreed = trainer.agree(model, group, ignore=ignore, dtypes=dtypes, config=config)
+        return trainer.TorchPublisher(address, *agreed, threads=threads, join_timeout_s=join_timeout_s)
+
+    @classmethod
+    def from_jax(cls, address: str, model: Any, **options: Any) -> "JaxPublisher":
+        """This process of a JAX trainer: ``refit.trainers.jax.publisher()``, which documents the options."""
+        from .trainers import jax as trainer
+
+        return trainer.publisher(address, model, **options)
+
+    @classmethod
+    def from_megatron(cls, address: str, model: Any, config: Any, **options: Any) -> "MegatronPublisher":
+        """This process' rank of a Megatron-Core trainer: ``refit.trainers.megatron.publisher()``, which documents the
+        options."""
+        from .trainers import megatron as trainer
+
+        return trainer.publisher(address, model, config, **options)
 
     def guard(self, timeout_s: float = 30) -> None:
         """Before the weights are written: waits until no round holds them. BusyError at the deadline: do not write."""
@@ -147,6 +181,12 @@ class Publisher(_Member):
     async def guard_async(self, timeout_s: float = 30) -> None:
         """guard() while the event loop goes on."""
         await asyncio.to_thread(self.guard, timeout_s)
+
+    def rebind(self, memory: Mapping[str, Any], timeout_s: float = 30) -> None:
+        """guard(), and from then on the lent buffers are these arrays, equal in size to those given first; `tensors` and
+        `buffers` are made anew. InvalidError where the memory is Refit's own. publish() says what step lies there."""
+        self._native.rebind(_arrays.lend_all(memory, writable=False), timeout_s)
+        self._look()
 
     def publish(self, step: int, weight_set: str = "policy") -> None:
         """The weights in memory are those of `step`: a round may take them."""
@@ -171,22 +211,6 @@ class Publisher(_Member):
         self.close()
 
 
-class TorchPublisher(Publisher):
-    """What Publisher.from_torch() returns."""
-
-    def __init__(self, address: str, described: Any, layout: Layout, rank: int, *, threads: int, join_timeout_s: float) -> None:
-        from . import _torch
-
-        super().__init__(address, layout, rank, threads=threads, join_timeout_s=join_timeout_s)
-        self._packer = _torch.Packer(described, self.buffers)
-
-    def publish(self, step: int, weight_set: str = "policy", timeout_s: float = 30) -> None:
-        """Copies the weights as they are now, once no round holds the former copy (BusyError at the deadline)."""
-        self.guard(timeout_s)
-        self._packer.pack()
-        super().publish(step, weight_set)
-
-
 class Engine(Protocol):
     """What an engine may offer a Receiver; each method is optional. They run on the thread that calls run()."""
 
@@ -202,16 +226,19 @@ class Engine(Protocol):
         """The weights are those of `version`: the label of answers from now on."""
 
 
-def _logged(hook: Callable[..., None] | None) -> Callable[..., None] | None:
-    """An engine's method whose exceptions are logged where they were raised: the round's error has no traceback."""
+def _kept(hook: Callable[..., None] | None, raised: list[BaseException]) -> Callable[..., None] | None:
+    """An engine's method whose exceptions are logged and kept where they were raised: the round's error is a line of
+    text. (`raised` and not the receiver, which would never be collected.)"""
     if hook is None:
         return None
 
     def call(*arguments: Any) -> None:
         try:
             hook(*arguments)
-        except BaseException:
+        except BaseException as e:
             log.exception("the engine's %s failed", getattr(hook, "__name__", "hook"))
+            if not raised:  # the first since somebody looked
+                raised.append(e)
             raise
 
     return call
@@ -236,16 +263,16 @@ class Receiver(_Member):
         threads: int = 1,
         join_timeout_s: float = 60,
     ) -> None:
-        self._open(address, layout, rank, _arrays.lend_all(memory, writable=True), dict(memory or {}), engine, threads, join_timeout_s)
-
-    def _open(self, address: str, layout: Layout, rank: int, given: Any, kept: Any, engine: Any, threads: int, join_timeout_s: float) -> None:
         self.layout, self.rank = layout, rank
         self._server: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._failed: Error | None = None
-        hooks = [_logged(getattr(engine, name, None)) for name in ("pause", "resume", "reset_caches", "installed")]
+        self._running = threading.Lock()  # held by the one run()
+        self._failed: BaseException | None = None
+        self._raised: list[BaseException] = []  # by hooks, not told yet
+        given = _arrays.lend_all(memory, writable=True)
+        hooks = [_kept(getattr(engine, name, None), self._raised) for name in ("pause", "resume", "reset_caches", "installed")]
         self._native = _native.Receiver(layout._native, address, rank, given, threads, join_timeout_s, *hooks)
-        self._look(kept)
+        weakref.finalize(self, _goodbye, self._native)
+        self._look()
         log.info("target rank %d joined %s", rank, address)
 
     @classmethod
@@ -254,40 +281,68 @@ class Receiver(_Member):
         return cls(address, Layout.from_arrays(arrays, tied=tied), 0, memory=arrays, **options)
 
     def run(self, seconds: float) -> None:
-        """Serves the protocol for so long; the engine's methods run here. Raises when the connection failed for good."""
-        if self._server is not None and threading.current_thread() is not self._server:
+        """Serves the protocol for so long, or until close(); the engine's methods run here.
+
+        Raises when the connection failed for good, and what one of the engine's methods raised (the coordinator was told
+        of it; run() may be called again). BusyError while another thread is in here.
+        """
+        deadline = time.monotonic() + _seconds("seconds", seconds)
+        if self._server is not None:
             raise InvalidError("start() made a thread that serves already")
-        self._native.run(seconds)
+        if not self._running.acquire(blocking=False):
+            raise BusyError("another thread is inside run()")
+        try:
+            self._native.run(min(seconds, _RUN_SLICE_S))
+            self._tell_raised()
+            while (left := deadline - time.monotonic()) > 0:
+                try:
+                    self._native.run(min(left, _RUN_SLICE_S))
+                except CancelledError:
+                    return  # closed meanwhile
+                self._tell_raised()
+        finally:
+            self._running.release()
+
+    def _tell_raised(self) -> None:
+        if self._raised:
+            first = self._raised[0]
+            self._raised.clear()
+            raise first
 
     async def run_async(self, seconds: float) -> None:
         """run() while the event loop goes on; the engine's methods run on another thread then."""
         await asyncio.to_thread(self.run, seconds)
 
     def start(self, slice_s: float = 0.05) -> None:
-        """Serves on a thread until close(); the engine's methods run there."""
+        """Serves on a thread until close(); the engine's methods run there. What they raise, check() raises."""
+        _seconds("slice_s", slice_s)
         if self._server is not None:
             return
-        self._stop.clear()
         self._server = threading.Thread(target=self._serve, args=(slice_s,), name=f"refit-receive-{self.rank}", daemon=True)
         self._server.start()
 
     def _serve(self, slice_s: float) -> None:
         try:
-            while not self._stop.is_set():
+            while True:
                 self._native.run(slice_s)
-        except Error as e:
+        except CancelledError:
+            pass  # closed
+        except BaseException as e:  # kept for check(): nobody else would hear of it
             self._failed = e
             log.error("target rank %d stopped serving: %s", self.rank, e)
 
-    def check(self) -> None:
-        """Raises what ended the thread that start() made, if anything did."""
+    def check(self, hooks: bool = True) -> None:
+        """Raises what ended the thread that start() made, if anything did; else, once, what one of the engine's methods
+        raised there since the last look (without `hooks`: for an engine that tells of it by itself)."""
         if self._failed is not None:
             raise self._failed
+        if hooks:
+            self._tell_raised()
 
     def wait_version(self, number: int = 1, timeout_s: float = 60, until: Callable[[], bool] | None = None) -> VersionInfo:
         """Waits until this rank serves version `number` or a newer one whole, serving meanwhile where no thread does.
-        DeadlineError after timeout_s."""
-        deadline = time.monotonic() + timeout_s
+        DeadlineError after timeout_s; what one of the engine's methods raised meanwhile is raised here."""
+        deadline = time.monotonic() + _seconds("timeout_s", timeout_s)
         while True:
             self.check()
             if self.complete and self.version.number >= number and (until is None or until()):
@@ -295,7 +350,7 @@ class Receiver(_Member):
             if time.monotonic() > deadline:
                 raise DeadlineError(f"version {number} did not come within {timeout_s} s; this rank serves {self.version.number}", peer=f"target rank {self.rank}")
             if self._server is None:
-                self._native.run(0.05)
+                self.run(_RUN_SLICE_S)
             else:
                 time.sleep(0.005)
 
@@ -315,14 +370,15 @@ class Receiver(_Member):
         return self._native.busy()
 
     def close(self, timeout_s: float = 5) -> None:
-        """Ends the thread of start(), says goodbye. Safe to call twice."""
-        self._stop.set()
-        if self._server is not None:
-            self._server.join(timeout_s)
-            if self._server.is_alive():
-                raise DeadlineError(f"the serving thread did not end within {timeout_s} s: is the engine's hook waiting?", peer=f"target rank {self.rank}")
-            self._server = None
+        """Ends a run() of another thread or of start(), says goodbye. Safe to call twice, from any thread.
+
+        DeadlineError when an engine's method holds run() up for so long, BusyError when that method called this itself:
+        close again when it has returned; run() is refused from the first call on.
+        """
         self._native.close(timeout_s)
+        if self._server is not None and self._server is not threading.current_thread():
+            self._server.join(timeout_s)  # it has left its last run() already
+            self._server = None
 
     def __enter__(self) -> "Receiver":
         return self

@@ -45,11 +45,18 @@ class Sending final : public Outlet {
     for (std::size_t b = 0; b < plan().buckets.size(); ++b)
       if (packer_.needs_copy(b) || (c_.baseline != nullptr && !packer_.lies_packed(b)))
         largest = std::max(largest, packer_.bytes(b));
+    if (!slots_.empty() && slots_[0].bytes() >= largest) return {};
+    slots_.clear();
     for (std::size_t i = 0; largest > 0 && i < kPackedSlots; ++i) {
       REFIT_ASSIGN(memory::Arena slot, memory::Arena::make(largest, c_.budget, "packing slot"));
       slots_.push_back(std::move(slot));
     }
     return {};
+  }
+
+  Status rebind() override {
+    packer_.rebind(c_.lent.first(c_.lent.size() - 1));
+    return prepare();
   }
 
   Result<wire::Bytes> open(const transport::LaneId& id) override {
@@ -258,7 +265,7 @@ class Sending final : public Outlet {
   }
 
   const Context c_;
-  const Packer packer_;
+  Packer packer_;
   const Shipment* shipment_ = nullptr;  // of the send() in hand
   std::unique_ptr<transport::PushLane> lane_;
   std::vector<memory::Arena> slots_;

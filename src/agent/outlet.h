@@ -39,6 +39,8 @@ class Outlet {
   static bool needs_shared(const transport::Mover& mover);
   virtual ~Outlet() = default;
 
+  // Regions of the context's `lent` lie elsewhere from now on; no lane is open.
+  virtual Status rebind() { return {}; }
   // Opens the round's lane. Returns the descriptor that targets are told; empty where they need none.
   virtual Result<wire::Bytes> open(const transport::LaneId& id) = 0;
   // Sends, until all recipients have their copies or `stop`. An error names the peer and the bucket.

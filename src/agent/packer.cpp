@@ -10,7 +10,6 @@ constexpr std::int64_t kShortestRun = 256;
 
 Packer::Packer(const Planned& planned, std::span<const memory::RegionRef> lent, const kernel::Exec& exec)
     : planned_(planned), plan_(planned.plan), lent_(lent.begin(), lent.end()), exec_(exec) {
-  std::vector<std::span<const std::byte>> runs;
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     const plan::Bucket& bucket = plan_.buckets[b];
     layouts_.push_back(packed_layout(plan_, bucket, planned.pack()));
@@ -24,10 +23,23 @@ Packer::Packer(const Planned& planned, std::span<const memory::RegionRef> lent, 
       casts = casts || packed_dtype(g, planned.pack()) != g.src_dtype;
     }
     needs_copy_.push_back(casts || (count > 0 && bucket.bytes / count < kShortestRun));
-    lies_packed_.push_back(false);
-    if (needs_copy_.back()) continue;
+  }
+  find_packed();
+}
+
+void Packer::rebind(std::span<const memory::RegionRef> lent) {
+  lent_.assign(lent.begin(), lent.end());
+  find_packed();
+}
+
+// Neighbouring regions may join by chance: this depends on where they lie.
+void Packer::find_packed() {
+  std::vector<std::span<const std::byte>> runs;
+  lies_packed_.assign(plan_.buckets.size(), false);
+  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+    if (needs_copy_[b]) continue;
     parts(b, runs);
-    lies_packed_.back() = runs.size() == 1;
+    lies_packed_[b] = runs.size() == 1;
   }
 }
 

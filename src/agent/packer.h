@@ -11,6 +11,9 @@ class Packer {
  public:
   Packer(const Planned& planned, std::span<const memory::RegionRef> lent, const kernel::Exec& exec);
 
+  // The memory lies elsewhere from now on; same order and sizes.
+  void rebind(std::span<const memory::RegionRef> lent);
+
   std::int64_t bytes(std::size_t bucket) const { return layouts_[bucket].bytes; }
   std::int64_t largest() const { return largest_; }
   // The bucket's bytes lie in the lent memory as they would be packed.
@@ -27,6 +30,8 @@ class Packer {
   const plan::RankPlan& plan_;
   std::vector<memory::RegionRef> lent_;
   kernel::Exec exec_;
+  void find_packed();
+
   std::vector<PackedLayout> layouts_;
   std::vector<bool> lies_packed_, needs_copy_;
   std::int64_t largest_ = 0;

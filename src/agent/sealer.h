@@ -30,6 +30,8 @@ class Sealer {
   // values; null: they are not judged here.
   Sealer(const plan::RankPlan& plan, std::span<const memory::RegionRef> regions, std::uint64_t digest_seed,
          const kernel::Exec& exec, const plan::Options* options = nullptr);
+  // The regions lie elsewhere from now on; same order and sizes.
+  void rebind(std::span<const memory::RegionRef> regions) { regions_.assign(regions.begin(), regions.end()); }
   // With `groups`, boxes that only serve the comparison of replicas are scanned too. Errors: kMismatch naming the
   // tensor when this rank holds one logical box twice with different bytes, or listing the tensors that a cast to the
   // wire's dtype changes without permission.

@@ -1,6 +1,8 @@
 #include "agent/source_agent.h"
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 
 #include "kernel/kernel.h"
 
@@ -222,6 +224,16 @@ Status SourceDriver::lend_regions() {
   return {};
 }
 
+Status SourceDriver::follow_regions() {
+  if (snapshotting_) return {};  // copied from where they lie
+  const std::span<const memory::RegionRef> live = shard_.regions();
+  const auto moved = [](const memory::RegionRef& now, const memory::RegionRef& then) { return now.data != then.data; };
+  if (std::ranges::equal(live, std::span(lent_).first(live.size()), std::not_fn(moved))) return {};
+  std::ranges::copy(live, lent_.begin());
+  sealer_->rebind(std::span(lent_).first(lent_.size() - 1));
+  return outlet_->rebind();
+}
+
 void SourceDriver::perform(Prepare& a) {
   progress_.start(Phase::kSeal);
   work([this, txn = a.txn, begin = a.begin, member = state_.link.member]() -> Finish {
@@ -276,6 +288,7 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, st
     held_ = false;
     published_changed_.notify_all();
   }
+  REFIT_TRY(follow_regions());
   if (stages_) REFIT_TRY(stages_->run(std::span(lent_).first(lent_.size() - 2), values_.data(), exec()));
   REFIT_ASSIGN(const Seal sealed, sealer_->seal(begin.proof));
   REFIT_ASSIGN(const wire::WrittenManifest page, write_page(sealed, txn, begin, member));

@@ -48,6 +48,8 @@ class SourceDriver final : public SourceAgent, private Member {
   Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
   Status lend_regions();
   Status lend_values();
+  // What is sealed and sent next lies where the shard's regions lie now.
+  Status follow_regions();
   void send_all(const Txn& txn);
   Result<wire::WrittenManifest> write_page(const Seal& sealed, const Txn& txn, const wire::Begin& begin,
                                            std::uint32_t member);

@@ -12,8 +12,11 @@ std::int64_t monotonic_ns();
 class Deadline {
  public:
   static Deadline at_ns(std::int64_t monotonic) { return Deadline(monotonic); }
-  static Deadline after_ns(std::int64_t ns) { return Deadline(monotonic_ns() + (ns < 0 ? 0 : ns)); }
-  static Deadline after_s(double seconds) { return after_ns(static_cast<std::int64_t>(seconds * 1e9)); }
+  // Negative: over at once. Far ones end at kFarthestNs.
+  static Deadline after_ns(std::int64_t ns);
+  // Likewise; what is not a number is over at once. Who takes seconds from outside refuses such values by name.
+  static Deadline after_s(double seconds);
+  static constexpr std::int64_t kFarthestNs = std::int64_t{1} << 61;  // 73 years
   std::int64_t ns() const { return at_; }
   // Nanoseconds left, 0 when over.
   std::int64_t left_ns() const;

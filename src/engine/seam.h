@@ -37,7 +37,8 @@ class Shard {
   virtual ~Shard() = default;
   virtual std::shared_ptr<const model::Layout> layout() const = 0;
   virtual Rank rank() const = 0;
-  // One per BufferSpec, same order and size.
+  // One per BufferSpec, same order and size. Asked on the agent's worker; trainers may answer with other addresses
+  // after a guard, which the next seal follows.
   virtual std::span<const memory::RegionRef> regions() = 0;
   // Engines: the commit word beside the live bytes. Trainers: null.
   virtual CommitWord* commit_word() { return nullptr; }

@@ -56,6 +56,10 @@ Coordinator::Coordinator(const CoordinatorOptions& o) : impl_(std::make_unique<I
       {"source_ranks", o.source_ranks}, {"target_instances", o.target_instances}, {"target_ranks", o.target_ranks}};
   for (const auto& [name, count] : counts)
     if (count < 1) throw Error(Code::kInvalid, std::string(name) + " must be at least 1");
+  checked_s("stall_timeout_s", o.stall_timeout_s);
+  checked_s("total_timeout_s", o.total_timeout_s);
+  checked_s("join_timeout_s", o.join_timeout_s);
+  checked_s("gate_timeout_s", o.gate_timeout_s);
   impl_->host = take(sync::Host::make(host_options(o)));
 }
 Coordinator::~Coordinator() = default;
@@ -74,7 +78,9 @@ SyncReport Coordinator::sync_weights(std::optional<std::int64_t> step) {
   throw SyncError(api::to_public(why), std::move(report));
 }
 
-std::string Coordinator::verify(double timeout_s) { return take(impl_->host->synchronizer().verify(timeout_s)); }
+std::string Coordinator::verify(double timeout_s) {
+  return take(impl_->host->synchronizer().verify(checked_s("timeout_s", timeout_s)));
+}
 std::string Coordinator::status() { return impl_->host->synchronizer().status(); }
 void Coordinator::shutdown() { take(impl_->host->synchronizer().shutdown()); }
 

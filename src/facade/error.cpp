@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "facade/inside.h"
 
 namespace refit::api {
@@ -22,6 +24,12 @@ InnerError to_inner(const std::exception& thrown, const std::string& what) {
   if (const auto* e = dynamic_cast<const Error*>(&thrown))
     return {static_cast<InnerCode>(e->code), what + ": " + e->message};
   return {InnerCode::kInvalid, what + ": " + thrown.what()};
+}
+
+double checked_s(const char* argument, double seconds) {
+  if (std::isfinite(seconds) && seconds >= 0) return seconds;
+  throw Error(Code::kInvalid, std::string(argument) + " must be a finite number of seconds, not negative (it is " +
+                                  std::to_string(seconds) + ")");
 }
 
 VersionInfo to_public(const Version& v) { return {v.number, v.step, v.digest.hex()}; }

@@ -40,4 +40,7 @@ inline void take(const Status& s) {
 
 VersionInfo to_public(const Version& v);
 
+// Seconds from outside. Throws kInvalid naming the argument for what is no finite number or negative.
+double checked_s(const char* argument, double seconds);
+
 }  // namespace refit::api

@@ -1,6 +1,7 @@
 #include "facade/member.h"
 
 #include <algorithm>
+#include <map>
 
 namespace refit::api {
 namespace {
@@ -16,34 +17,45 @@ std::int64_t bytes_of(const model::RankLayout& rank) {
 
 }  // namespace
 
-Result<RankMemory> RankMemory::make(const model::RankLayout& rank, const std::vector<Memory>& given, bool shared,
-                                    memory::Budget& budget) {
+Result<std::vector<memory::RegionRef>> RankMemory::find(const model::RankLayout& rank,
+                                                        const std::vector<Memory>& given) {
   const auto invalid = [](const std::string& buffer, const std::string& what) {
     return InnerError(InnerCode::kInvalid, "memory['" + buffer + "'] " + what);
   };
-  RankMemory out;
   for (const Memory& m : given)
     if (std::ranges::none_of(rank.buffers, [&](const model::BufferSpec& b) { return b.name == m.buffer; }))
       return invalid(m.buffer, "is no buffer of the layout's rank " + std::to_string(rank.rank.value));
+  std::map<std::string_view, const Memory*> by_name;
+  for (const Memory& m : given)
+    if (!by_name.emplace(m.buffer, &m).second) return invalid(m.buffer, "is given twice");
+  std::vector<memory::RegionRef> out;
   for (const model::BufferSpec& b : rank.buffers) {
-    if (given.empty()) {
-      if (shared) {
-        REFIT_ASSIGN(memory::SharedRegion region,
-                     memory::SharedRegion::make(system_env(), b.bytes, &budget, "buffer " + b.name));
-        out.shared_.push_back(std::move(region));
-      } else {
-        REFIT_ASSIGN(memory::Arena arena, memory::Arena::make(b.bytes, &budget, "buffer " + b.name));
-        out.arenas_.push_back(std::move(arena));
-      }
-      continue;
+    const auto at = by_name.find(b.name);
+    if (at == by_name.end()) return invalid(b.name, "is missing: give memory for every buffer, or for none");
+    const Memory& m = *at->second;
+    if (m.bytes < b.bytes || (m.data == nullptr && b.bytes > 0))
+      return invalid(b.name, "is too small").amounts(b.bytes, m.bytes);
+    out.push_back({static_cast<std::byte*>(m.data), b.bytes, memory::Kind::kHost, nullptr});
+  }
+  return out;
+}
+
+Result<RankMemory> RankMemory::make(const model::RankLayout& rank, const std::vector<Memory>& given, bool shared,
+                                    memory::Budget& budget) {
+  RankMemory out;
+  if (!given.empty()) {
+    REFIT_ASSIGN(out.regions_, find(rank, given));
+    return out;
+  }
+  for (const model::BufferSpec& b : rank.buffers) {
+    if (shared) {
+      REFIT_ASSIGN(memory::SharedRegion region,
+                   memory::SharedRegion::make(system_env(), b.bytes, &budget, "buffer " + b.name));
+      out.shared_.push_back(std::move(region));
+    } else {
+      REFIT_ASSIGN(memory::Arena arena, memory::Arena::make(b.bytes, &budget, "buffer " + b.name));
+      out.arenas_.push_back(std::move(arena));
     }
-    const auto same = [&](const Memory& m) { return m.buffer == b.name; };
-    const auto at = std::ranges::find_if(given, same);
-    if (at == given.end()) return invalid(b.name, "is missing: give memory for every buffer, or for none");
-    if (std::ranges::count_if(given, same) > 1) return invalid(b.name, "is given twice");
-    if (at->bytes < b.bytes || (at->data == nullptr && b.bytes > 0))
-      return invalid(b.name, "is too small").amounts(b.bytes, at->bytes);
-    out.regions_.push_back({static_cast<std::byte*>(at->data), b.bytes, memory::Kind::kHost, nullptr});
   }
   // After the last one: the regions do not move any more.
   for (const memory::SharedRegion& r : out.shared_)
@@ -53,17 +65,17 @@ Result<RankMemory> RankMemory::make(const model::RankLayout& rank, const std::ve
   return out;
 }
 
-std::vector<Memory> RankMemory::describe(const model::RankLayout& rank) const {
+std::vector<Memory> RankMemory::describe(const model::RankLayout& rank, std::span<const memory::RegionRef> regions) {
   std::vector<Memory> out;
-  for (std::size_t i = 0; i < regions_.size(); ++i)
-    out.push_back({rank.buffers[i].name, regions_[i].data, regions_[i].bytes});
+  for (std::size_t i = 0; i < regions.size(); ++i)
+    out.push_back({rank.buffers[i].name, regions[i].data, regions[i].bytes});
   return out;
 }
 
 Result<Post> take_post(const Layout& layout, const MemberOptions& options, Role role) {
   Post post;
   post.layout = Inside::of(layout);
-  post.join_timeout_s = options.join_timeout_s;
+  post.join_timeout_s = checked_s("join_timeout_s", options.join_timeout_s);
   REFIT_ASSIGN(post.rank, post.layout->expand(Rank(options.rank)));
   const std::int64_t per = post.layout->world() / post.layout->instances();
   const MemberName name{role, static_cast<std::uint32_t>(options.rank / per),

@@ -16,8 +16,11 @@ class RankMemory {
   // `shared` says so.
   static Result<RankMemory> make(const model::RankLayout& rank, const std::vector<Memory>& given, bool shared,
                                  memory::Budget& budget);
+  // The caller's memory in the order of the layout's buffers. kInvalid as for make().
+  static Result<std::vector<memory::RegionRef>> find(const model::RankLayout& rank, const std::vector<Memory>& given);
+  bool owned() const { return !shared_.empty() || !arenas_.empty(); }
   std::span<const memory::RegionRef> regions() const { return regions_; }
-  std::vector<Memory> describe(const model::RankLayout& rank) const;
+  static std::vector<Memory> describe(const model::RankLayout& rank, std::span<const memory::RegionRef> regions);
 
  private:
   std::vector<memory::SharedRegion> shared_;

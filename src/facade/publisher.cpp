@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "facade/member.h"
 
@@ -14,16 +15,33 @@ constexpr double kServeSliceS = 0.02;  // how long close() may wait for the serv
 
 class TrainerShard final : public engine::Shard {
  public:
-  explicit TrainerShard(const Post& post) : post_(post) {}
+  explicit TrainerShard(const Post& post)
+      : post_(post), regions_(post.memory.regions().begin(), post.memory.regions().end()) {}
   std::shared_ptr<const model::Layout> layout() const override { return post_.layout; }
   Rank rank() const override { return post_.rank.rank; }
-  std::span<const memory::RegionRef> regions() override { return post_.memory.regions(); }
+  // What was rebound comes into force here, on the thread that reads it.
+  std::span<const memory::RegionRef> regions() override {
+    const std::lock_guard lock(mutex_);
+    if (next_) regions_ = *std::exchange(next_, std::nullopt);
+    return regions_;
+  }
+  void rebind(std::vector<memory::RegionRef> regions) {
+    const std::lock_guard lock(mutex_);
+    next_ = std::move(regions);
+  }
+  std::vector<Memory> describe() const {
+    const std::lock_guard lock(mutex_);
+    return RankMemory::describe(post_.rank, next_ ? *next_ : regions_);
+  }
   std::uint64_t write_counter() const override { return writes_.load(std::memory_order_seq_cst); }
   void about_to_write() { writes_.fetch_add(1, std::memory_order_seq_cst); }
 
  private:
   const Post& post_;
   std::atomic<std::uint64_t> writes_{0};
+  mutable std::mutex mutex_;  // next_, and regions_ against describe()
+  std::vector<memory::RegionRef> regions_;
+  std::optional<std::vector<memory::RegionRef>> next_;
 };
 
 struct Publisher::Impl {
@@ -85,7 +103,7 @@ Publisher::~Publisher() {
     const Status s = impl_->close(1);
 }
 
-std::vector<Memory> Publisher::memory() const { return impl_->post.memory.describe(impl_->post.rank); }
+std::vector<Memory> Publisher::memory() const { return impl_->shard->describe(); }
 
 void Publisher::publish(std::int64_t step, const std::string& weight_set) {
   impl_->check();
@@ -93,9 +111,18 @@ void Publisher::publish(std::int64_t step, const std::string& weight_set) {
 }
 
 void Publisher::guard(double timeout_s) {
+  const Deadline deadline = Deadline::after_s(checked_s("timeout_s", timeout_s));
   impl_->check();
-  take(impl_->agent->guard(Deadline::after_s(timeout_s)));
+  take(impl_->agent->guard(deadline));
   impl_->shard->about_to_write();
+}
+
+void Publisher::rebind(const std::vector<Memory>& memory, double timeout_s) {
+  if (impl_->post.memory.owned())
+    throw Error(Code::kInvalid, "the publisher's memory is Refit's own: only memory that was lent can be replaced");
+  std::vector<memory::RegionRef> regions = take(RankMemory::find(impl_->post.rank, memory));
+  guard(timeout_s);
+  impl_->shard->rebind(std::move(regions));
 }
 
 MemberReport Publisher::report() const {
@@ -103,6 +130,6 @@ MemberReport Publisher::report() const {
   return report_of(*impl_->agent, impl_->post);
 }
 
-void Publisher::close(double timeout_s) { take(impl_->close(timeout_s)); }
+void Publisher::close(double timeout_s) { take(impl_->close(checked_s("timeout_s", timeout_s))); }
 
 }  // namespace refit::api

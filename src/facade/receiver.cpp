@@ -1,5 +1,7 @@
+#include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <thread>
 
 #include "facade/member.h"
 
@@ -64,12 +66,58 @@ class EngineRank final : public engine::Instance, public engine::Shard {
   Version label_;
 };
 
+namespace {
+constexpr double kRunSliceS = 0.05;  // how long close() may wait for a run() that nothing holds up
+}  // namespace
+
 struct Receiver::Impl {
   Post post;
   std::unique_ptr<EngineRank> rank;
   std::unique_ptr<agent::Agent> agent;
-  bool closed = false;
+  std::mutex mutex;  // all below
+  std::condition_variable changed;
+  std::thread::id runner;  // inside run(); none: default
+  bool closing = false, closed = false;
+
+  // The place of the one thread that runs.
+  struct Running {
+    explicit Running(Impl& impl);
+    ~Running();
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    Impl& impl;
+  };
+  bool ends() {
+    const std::lock_guard lock(mutex);
+    return closing;
+  }
+  // Waits until no thread runs the agent. True when this call is the one that closes it.
+  bool begin_close(Deadline deadline);
 };
+
+Receiver::Impl::Running::Running(Impl& i) : impl(i) {
+  const std::lock_guard lock(impl.mutex);
+  if (impl.closing) throw Error(Code::kCancelled, "the receiver is closed");
+  if (impl.runner != std::thread::id()) throw Error(Code::kBusy, "another thread is inside run()");
+  impl.runner = std::this_thread::get_id();
+}
+
+Receiver::Impl::Running::~Running() {
+  const std::lock_guard lock(impl.mutex);
+  impl.runner = {};
+  impl.changed.notify_all();
+}
+
+bool Receiver::Impl::begin_close(Deadline deadline) {
+  std::unique_lock lock(mutex);
+  closing = true;
+  if (runner == std::this_thread::get_id())
+    throw Error(Code::kBusy, "close() was called by a hook, inside run(): that run() ends now, close after it");
+  const auto idle = [&] { return runner == std::thread::id(); };
+  if (!changed.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()), idle))
+    throw Error(Code::kTimeout, "another thread is still inside run(): a hook holds it up; close again when it ended");
+  return !std::exchange(closed, true);
+}
 
 Receiver::Receiver(const Layout& layout, const MemberOptions& options, EngineHooks hooks)
     : impl_(std::make_unique<Impl>()) {
@@ -81,11 +129,18 @@ Receiver::Receiver(const Layout& layout, const MemberOptions& options, EngineHoo
 
 Receiver::~Receiver() = default;
 
-std::vector<Memory> Receiver::memory() const { return impl_->post.memory.describe(impl_->post.rank); }
+std::vector<Memory> Receiver::memory() const {
+  return RankMemory::describe(impl_->post.rank, impl_->post.memory.regions());
+}
 
 void Receiver::run(double seconds) {
-  if (impl_->closed) throw Error(Code::kCancelled, "the receiver is closed");
-  take(impl_->agent->run(Deadline::after_s(seconds)));
+  const Deadline deadline = Deadline::after_s(checked_s("seconds", seconds));
+  const Impl::Running running(*impl_);
+  Status s;
+  do {
+    s = impl_->agent->run(Deadline::after_s(kRunSliceS).sooner(deadline));
+  } while (s.ok() && !deadline.over() && !impl_->ends());
+  take(s);
 }
 
 bool Receiver::busy() const { return impl_->agent->busy(); }
@@ -94,9 +149,8 @@ bool Receiver::complete() const { return impl_->rank->complete(); }
 MemberReport Receiver::report() const { return report_of(*impl_->agent, impl_->post); }
 
 void Receiver::close(double timeout_s) {
-  if (impl_->closed) return;
-  impl_->closed = true;
-  const Deadline deadline = Deadline::after_s(timeout_s);
+  const Deadline deadline = Deadline::after_s(checked_s("timeout_s", timeout_s));
+  if (!impl_->begin_close(deadline)) return;
   const Status left = impl_->agent->close(deadline);
   const Status movers = impl_->post.seat->close(deadline);
   take(left.ok() ? movers : left);

@@ -142,7 +142,8 @@ Status RuleLayout::place(ActiveRow& active) const {
     if (layer < 0)
       active.spots.push_back(active.row->first_stage ? Spot{} : Spot{last, chunks - 1, 0});
     else if (layer >= decoder)
-      active.spots.push_back({side_->drafts ? last : -1, chunks - 1, side_->stages ? layer - decoder : layer});
+      active.spots.push_back(
+          {side_->drafts && !spec_.given("draft") ? last : -1, chunks - 1, side_->stages ? layer - decoder : layer});
     else if (stages.empty())
       active.spots.push_back({0, 0, layer});
     else

@@ -9,7 +9,7 @@ import models
 import refit
 import torch
 from processes import Child
-from refit import _torch
+from refit.trainers import torch as _torch
 
 
 def cut(full, box, factors):

@@ -7,10 +7,15 @@ import unittest
 import models
 import refit
 import torch
-from refit import _arrays, _torch
+from refit import _arrays
+from refit.trainers import torch as _torch
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+
+
+def place(lent):
+    return lent.address, lent.bytes
 
 
 class Names(unittest.TestCase):
@@ -78,7 +83,7 @@ class Tensors(unittest.TestCase):
     def test_every_dtype_comes_and_goes_without_a_copy(self):
         for name, dtype in ((n, getattr(torch, n)) for n in _arrays.NAMES):
             given = torch.arange(6).to(dtype).reshape(2, 3)
-            self.assertEqual(_arrays.lend(given, writable=True), (given.data_ptr(), given.numel() * given.element_size()))
+            self.assertEqual(place(_arrays.lend(given, writable=True)), (given.data_ptr(), given.numel() * given.element_size()))
             view = self.views(t=given)["t"]
             view.assign(given)
             again = view.torch()
@@ -89,7 +94,7 @@ class Tensors(unittest.TestCase):
 
     def test_parameters_and_refusals(self):
         parameter = nn.Parameter(torch.zeros(3))
-        self.assertEqual(_arrays.lend(parameter, writable=True)[0], parameter.data_ptr())
+        self.assertEqual(_arrays.lend(parameter, writable=True).address, parameter.data_ptr())
         with self.assertRaises(refit.InvalidError):
             _arrays.lend(torch.zeros(4, 4).t(), writable=True)
         with self.assertRaises(refit.UnsupportedError):
@@ -125,6 +130,73 @@ class Modules(unittest.TestCase):
             model.bias.fill_(4)
         packer.pack()
         self.assertTrue(torch.equal(held["bias"], torch.full((3,), 4.0)))
+
+    def packed(self, model, **options):
+        described = _torch.describe(model, **options)
+        memory = {"weights": memoryview(bytearray(described.bytes))}
+        layout = refit.Layout.merge([described.part(0)])
+        held = {t.name: t.torch() for t in _arrays.tensors(layout._native.rank(0), list(memory.items()))}
+        return _torch.Packer(described, memory), held
+
+    def test_replaced_parameters_are_followed(self):
+        model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
+        packer, held = self.packed(model)
+        for number in range(3):
+            model.load_state_dict({n: torch.full_like(t, number) for n, t in model.state_dict().items()}, assign=True)
+            packer.pack()
+            for name, t in held.items():
+                self.assertTrue((t == number).all(), name)
+        model[0].weight = nn.Parameter(torch.full((3, 5), 8.0))
+        model[1].running_mean = torch.full((3,), 9.0)
+        packer.pack()
+        self.assertEqual((held["0.weight"][0, 0].item(), held["1.running_mean"][0].item()), (8, 9))
+        tensors = {"w": torch.zeros(2)}
+        packer, held = self.packed(tensors)
+        tensors["w"] = torch.ones(2)
+        packer.pack()
+        self.assertTrue((held["w"] == 1).all())
+
+    def test_what_the_layout_no_longer_describes_is_named(self):
+        def shape(m):
+            m[0].weight = nn.Parameter(torch.zeros(4, 5))
+
+        def dtype(m):
+            m[0].weight = nn.Parameter(torch.zeros(3, 5, dtype=torch.bfloat16))
+
+        def device(m):
+            m[0].weight = nn.Parameter(torch.zeros(3, 5, device="meta"))
+
+        def gone(m):
+            del m[0].weight
+
+        def untied(m):
+            m[2].weight = nn.Parameter(torch.zeros(3, 5))
+
+        def new(m):
+            m[1].extra = nn.Parameter(torch.zeros(1))
+
+        for change, tensor, what in (
+            (shape, "0.weight", "lies otherwise"),
+            (dtype, "0.weight", "dtype was f32"),
+            (device, "0.weight", "meta"),
+            (gone, "0.weight", "no longer in the model"),
+            (untied, "2.weight", "was tied with '0.weight'"),
+            (new, "", "1 tensors are new.*1.extra"),
+        ):
+            model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2), nn.Linear(5, 3))
+            model[2].weight = model[0].weight
+            packer, held = self.packed(model)
+            packer.pack()
+            before = {n: t.clone() for n, t in held.items()}
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(1)
+            change(model)
+            with self.assertRaisesRegex(refit.Error, what) as e:
+                packer.pack()
+            self.assertEqual(e.exception.tensor, tensor, change.__name__)
+            for n, t in held.items():
+                self.assertTrue(torch.equal(t, before[n]), f"{change.__name__}: {n} was written all the same")
 
 
 if __name__ == "__main__":

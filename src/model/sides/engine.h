@@ -11,6 +11,5 @@ std::vector<SideRule> engine_rules(std::string_view mlp, CutRule placement = Cut
 // Heads and vocabulary over tp, MLP widths over `width` ranks, draft layers. `label` names the engine.
 Status engine_check(std::string_view label, const Spec& spec, const ModelConfig& config, std::string_view mlp,
                     std::int64_t width);
-inline constexpr SpecKey kDraftKey{"draft", 1, "skip"};
 
 }  // namespace refit::model

@@ -131,7 +131,8 @@ std::vector<std::pair<std::string_view, std::string_view>> megatron_copies(const
   std::vector<std::pair<std::string_view, std::string_view>> out;
   if (spec.number("pp") == 1) return out;
   if (config.flag("tied")) out.emplace_back(config.family->embedding, "output_layer.weight");
-  if (config.draft_layers() > 0) out.emplace_back(config.family->embedding, "embedding.word_embeddings.weight");
+  if (config.draft_layers() > 0 && !spec.given("draft"))
+    out.emplace_back(config.family->embedding, "embedding.word_embeddings.weight");
   return out;
 }
 

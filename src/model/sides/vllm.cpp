@@ -38,7 +38,7 @@ const Side& vllm_side() {
                          .engine = true,
                          .name_of = [](const Spec&, const ModelConfig&, const Row& row,
                                        Per per) { return names_of(row, row.engine, per); },
-                         .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}, {"placement", 1, "linear|round_robin"}, kDraftKey},
+                         .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}, {"placement", 1, "linear|round_robin"}},
                          .grids = vllm_grids,
                          .rules =
                              [](const Spec& spec, const ModelConfig&) {

@@ -8,6 +8,10 @@ import refit
 from refit import _arrays, _native
 
 
+def place(lent):
+    return lent.address, lent.bytes
+
+
 class FakeJax:
     """A JAX array to the eye: its buffer could be written, and must not be."""
 
@@ -27,7 +31,7 @@ class FakeJax:
 class Lending(unittest.TestCase):
     def test_takes_what_has_memory(self):
         for array in (np.zeros((3, 4), np.float32), np.zeros((0, 4)), np.zeros(()), np.zeros(5, bool), memoryview(bytearray(8)), bytearray(8)):
-            address, count = _arrays.lend(array, writable=True)
+            address, count = place(_arrays.lend(array, writable=True))
             self.assertEqual(count, memoryview(array).nbytes)
             if isinstance(array, np.ndarray) and array.size:
                 self.assertEqual(address, array.ctypes.data)
@@ -35,21 +39,21 @@ class Lending(unittest.TestCase):
     def test_bf16_and_fp8_of_ml_dtypes(self):
         for dtype, name in ((ml_dtypes.bfloat16, "bf16"), (ml_dtypes.float8_e4m3fn, "f8_e4m3"), (ml_dtypes.float8_e5m2, "f8_e5m2")):
             array = np.zeros((2, 3), dtype)
-            self.assertEqual(_arrays.lend(array, writable=True), (array.ctypes.data, array.nbytes))
+            self.assertEqual(place(_arrays.lend(array, writable=True)), (array.ctypes.data, array.nbytes))
             self.assertEqual(_arrays.dtype_name(array), name)
 
     def test_read_only_memory_is_only_read(self):
         array = np.zeros(4, np.float32)
         array.flags.writeable = False
-        self.assertEqual(_arrays.lend(array, writable=False)[1], 16)
-        self.assertEqual(_arrays.lend(b"abc", writable=False)[1], 3)
+        self.assertEqual(_arrays.lend(array, writable=False).bytes, 16)
+        self.assertEqual(_arrays.lend(b"abc", writable=False).bytes, 3)
         for frozen in (array, b"abc", memoryview(b"abc")):
             with self.assertRaises(refit.InvalidError):
                 _arrays.lend(frozen, writable=True)
 
     def test_never_writes_into_jax(self):
         array = FakeJax(np.zeros(4, np.float32))
-        self.assertEqual(_arrays.lend(array, writable=False)[1], 16)
+        self.assertEqual(_arrays.lend(array, writable=False).bytes, 16)
         with self.assertRaisesRegex(refit.InvalidError, "immutable"):
             _arrays.lend(array, writable=True)
         with self.assertRaisesRegex(refit.InvalidError, r"memory\['w'\].*immutable"):

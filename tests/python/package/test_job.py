@@ -1,7 +1,7 @@
 """Whole jobs over shared memory: threads for what is in this process, real processes for what dies."""
 
 import asyncio
-import json
+import gc
 import os
 import pathlib
 import signal
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import unittest
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -237,6 +238,172 @@ class Parts(unittest.TestCase):
             for x, size in zip(children, (16, 8)):
                 self.assertEqual(x.stdout.readline().split()[1:], ["2", "02" * size])
             self.assertFalse(c.is_stale())
+
+    def test_memory_lives_as_long_as_a_view_of_it(self):
+        layout = refit.Layout.merge([rows(0, 6)])
+        for make in (refit.Publisher, refit.Receiver):
+            c = self.coordinator(1)
+            mine = np.zeros(24, np.uint8)
+            gone = weakref.ref(mine)
+            member = make(c.address, layout, memory={"b": mine})
+            native, seen, exported = member._native, member.tensor("w").numpy(), np.from_dlpack(member.tensor("w"))
+            del member, mine
+            gc.collect()
+            self.assertIsNotNone(gone(), "the native member lost what was lent to it")
+            del native
+            gc.collect()
+            self.assertIsNotNone(gone(), "a view lost what it looks at")
+            seen[:] = 7
+            self.assertTrue((exported == 7).all())
+            del seen, exported
+            gc.collect()
+            self.assertIsNone(gone(), "something still holds the array")
+            own = make(c.address, layout).tensor("w").numpy()  # the member is closed and collected, its memory is not
+            gc.collect()
+            own[:] = 3
+            self.assertEqual(own.sum(), 72)
+
+    def test_lent_arrays_are_replaced(self):
+        layout = refit.Layout.merge([rows(0, 6)])
+        for transport in ("shm", "tcp"):
+            c = self.coordinator(1, transport=transport)
+            arrays = [np.full(24, step, np.uint8) for step in range(4)]
+            with refit.Publisher(c.address, layout, memory={"b": arrays[0]}) as p, refit.Receiver(c.address, layout) as r:
+                r.start()
+                p.publish(0)
+                c.init_communicator()
+                for step, array in enumerate(arrays):
+                    if step:
+                        p.rebind({"b": array})
+                        arrays[step - 1][:] = 99  # nobody reads it any more
+                        p.publish(step)
+                        c.mark_stale()
+                    self.assertEqual(c.sync_weights().version.step, step)
+                    self.assertTrue((r.tensor("w").numpy() == step).all(), (transport, step))
+                self.assertEqual(p.report().snapshot_bytes, 24 if transport == "shm" else 0)
+                with self.assertRaises(refit.InvalidError) as e:
+                    p.rebind({"b": np.zeros(3, np.uint8)})
+                self.assertEqual((e.exception.need, e.exception.have), (24, 3))
+        with refit.Publisher(self.coordinator(1).address, layout) as p, self.assertRaisesRegex(refit.InvalidError, "Refit's own"):
+            p.rebind({"b": np.zeros(24, np.uint8)})
+
+    def test_times_that_are_none_are_refused_by_name(self):
+        layout = refit.Layout.merge([rows(0, 6)])
+        c = self.coordinator(1)
+        with refit.Publisher(c.address, layout) as p, refit.Receiver(c.address, layout) as r:
+            calls = {
+                "timeout_s": [p.guard, p.close, r.close, lambda s: r.wait_version(1, s), c.verify, lambda s: p.writing(1, timeout_s=s).__enter__()],
+                "seconds": [r.run],
+                "slice_s": [r.start],
+                "join_timeout_s": [lambda s: refit.Publisher(c.address, layout, join_timeout_s=s), lambda s: refit.Receiver(c.address, layout, join_timeout_s=s)],
+            }
+            calls |= {name: [lambda s, name=name: refit.Coordinator(1, **{name: s})] for name in ("stall_timeout_s", "total_timeout_s", "gate_timeout_s")}
+            for name, each in calls.items():
+                for call in each:
+                    for bad in (float("nan"), float("inf"), -1.0):
+                        with self.assertRaisesRegex(refit.InvalidError, f"^invalid: {name} must be"):
+                            call(bad)
+            r.run(0)
+
+
+class Threads(unittest.TestCase):
+    """A receiver and more than one thread; a round whose hooks do what they should not."""
+
+    def setUp(self):
+        self.layout = refit.Layout.merge([rows(0, 6)])
+        self.coordinator = refit.Coordinator(1, **FAST)
+        self.addCleanup(self.coordinator.shutdown)
+        self.publisher = refit.Publisher(self.coordinator.address, self.layout)
+        self.addCleanup(self.publisher.close)
+        self.engine = Engine()
+        self.receiver = refit.Receiver(self.coordinator.address, self.layout, engine=self.engine)
+        self.publisher.publish(1)
+
+    def run_in_thread(self, call):
+        """The thread, and what it raised."""
+        raised = []
+
+        def body():
+            try:
+                call()
+            except BaseException as e:  # noqa: BLE001 - compared by the test
+                raised.append(e)
+
+        thread = threading.Thread(target=body)
+        thread.start()
+        self.addCleanup(thread.join, 30)
+        return thread, raised
+
+    def test_close_ends_a_run_of_another_thread(self):
+        thread, raised = self.run_in_thread(lambda: self.receiver.run(60))
+        time.sleep(0.2)
+        with self.assertRaises(refit.BusyError):
+            self.receiver.run(0.1)
+        began = time.monotonic()
+        self.receiver.close(10)
+        thread.join(10)
+        self.assertFalse(thread.is_alive())
+        self.assertLess(time.monotonic() - began, 10)
+        self.assertEqual(raised, [])
+        with self.assertRaises(refit.CancelledError):
+            self.receiver.run(0.1)
+        self.receiver.close()
+        for _ in range(5):
+            receiver = refit.Receiver(self.coordinator.address, self.layout)
+            receiver.start(0.001)
+            receiver.close()
+            receiver.check()
+
+    def test_close_waits_for_a_hook_and_says_so(self):
+        inside, leave, closed = threading.Event(), threading.Event(), []
+
+        def pause(timeout_s):
+            try:
+                self.receiver.close()
+            except refit.BusyError as e:
+                closed.append(e)
+            inside.set()
+            leave.wait(20)
+
+        self.engine.pause = pause
+        # The hooks were taken when the receiver was made: another one.
+        self.receiver.close()
+        self.receiver = refit.Receiver(self.coordinator.address, self.layout, engine=self.engine)
+        self.receiver.start()
+        thread, _ = self.run_in_thread(lambda: (self.coordinator.init_communicator(), self.coordinator.sync_weights()))
+        self.assertTrue(inside.wait(20))
+        self.assertEqual(len(closed), 1)
+        with self.assertRaisesRegex(TimeoutError, "hook"):
+            self.receiver.close(0.2)
+        leave.set()
+        self.receiver.close(10)
+        thread.join(30)
+
+    def test_what_a_hook_raises_reaches_its_user(self):
+        self.addCleanup(self.receiver.close)
+        self.engine.broken = KeyError("no such layer")
+        thread, raised = self.run_in_thread(lambda: (self.coordinator.init_communicator(), self.coordinator.sync_weights()))
+        with self.assertRaises(KeyError) as e:
+            self.receiver.run(20)
+        self.assertIs(e.exception, self.engine.broken)
+        serving, _ = self.run_in_thread(lambda: self.receiver.run(1))
+        thread.join(30)
+        self.assertEqual([type(x) for x in raised], [refit.InvalidError])
+        self.assertRegex(str(raised[0]), "'pause' failed: KeyError.*no such layer")
+        self.assertEqual(raised[0].peer, "target:0.0")
+        serving.join(30)
+        self.receiver.start()
+        self.engine.broken = SystemExit(3)
+        self.coordinator.mark_stale()
+        with self.assertRaisesRegex(refit.Error, "SystemExit"):
+            self.coordinator.sync_weights()
+        self.receiver.check(hooks=False)
+        with self.assertRaises(SystemExit):
+            self.receiver.check()
+        self.receiver.check()  # told once
+        self.engine.broken = None
+        self.coordinator.sync_weights()
+        self.assertEqual(self.receiver.wait_version(1, 5).step, 1)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Layouts, plans, errors."""
 
 import json
+import random
 import unittest
 
+import numpy as np
 import refit
+from refit.trainers import rules
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 96, "intermediate_size": 120, "num_hidden_layers": 2,
@@ -25,6 +28,66 @@ def rows(lo, hi, rank=0, name="w", of=6):
             }
         ],
     }
+
+
+MIXTURE = {**CONFIG, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2,
+           "moe_intermediate_size": 40, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}  # fmt: skip
+
+
+class OwnParameters(unittest.TestCase):
+    """Boxes of a side's own parameters among the logical tensors: against a map of every element."""
+
+    def read(self, own, box):
+        """The logical elements' numbers that lie in a box of a parameter, by its holdings."""
+        extents = [hi - lo for lo, hi in box]
+        out = np.full(int(np.prod(extents)), -1)
+        for h in rules.holdings(own, box, rules.row_major(extents), 0):
+            values = self.numbers[h["tensor"]]
+            values = values.reshape([n for axis in h.get("view", [[n] for n in values.shape]) for n in axis])
+            values = values[tuple(slice(lo, hi) for lo, hi in h["box"])]
+            at = np.full(values.shape, h["offset"])
+            for axis, step in enumerate(h["strides"]):
+                at = at + (np.arange(values.shape[axis]) * step).reshape([-1 if axis == k else 1 for k in range(values.ndim)])
+            self.assertTrue((out[at] == -1).all(), "two holdings at one place")
+            out[at] = values
+        return out.reshape(extents)
+
+    def test_every_box(self):
+        rng, boxes = random.Random(3), 0
+        for config, spec in ((CONFIG, "jax"), (MIXTURE, "jax"), (MIXTURE, "hf:naming=fused"), (MIXTURE, "megatron:vocab_multiple=131,experts=stacked"), (CONFIG, "megatron:vocab_multiple=131,spec=local")):
+            found = rules.Rules(json.dumps(config), spec)
+            total, self.numbers = 0, {}
+            for name, (shape, _) in found.tensors.items():
+                self.numbers[name] = np.arange(total, total + int(np.prod(shape))).reshape(shape)
+                total += self.numbers[name].size
+            seen = 0
+            for name, own in found.parameters.items():
+                whole = self.read(own, [(0, n) for n in own.shape])
+                self.assertTrue((whole >= 0).all(), name)
+                seen += whole.size
+                for _ in range(3):
+                    lows = [rng.randrange(n) for n in own.shape]
+                    box = [(lo, rng.randint(lo + 1, n)) for lo, n in zip(lows, own.shape)]
+                    np.testing.assert_array_equal(self.read(own, box), whole[tuple(slice(lo, hi) for lo, hi in box)], f"{spec} {name} {box}")
+                    boxes += 1
+            self.assertEqual(seen, total, spec)
+        self.assertGreater(boxes, 100)
+
+    def test_what_is_not_there(self):
+        found = rules.Rules(json.dumps(MIXTURE), "hf:naming=fused")
+        experts = "model.layers.1.mlp.experts.gate_up_proj"
+        self.assertEqual(found.find(experts, (4, 80, 96)).shape, (4, 80, 96))
+        with self.assertRaisesRegex(refit.MismatchError, r"\(4, 80, 95\)"):
+            found.find(experts, (4, 80, 95))
+        with self.assertRaisesRegex(refit.InvalidError, "2 names.*: other, rope"):
+            rules.refuse_unknown(found, [experts, "lm_head.weight", "rope", "other"])
+        with self.assertRaisesRegex(refit.InvalidError, r"parameters.*missing.*model\.embed_tokens\.weight"):
+            rules.whole_or_refuse(found, found.parameters.keys() - {"model.embed_tokens.weight"})
+        for bad in (3, "/no/such/config.json"):
+            with self.assertRaises(refit.InvalidError):
+                rules.config_text(bad)
+        with self.assertRaises(refit.InvalidError):
+            rules.Rules(json.dumps(MIXTURE), "tp=2")
 
 
 class Layouts(unittest.TestCase):

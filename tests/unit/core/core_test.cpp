@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -30,6 +31,16 @@ Result<int> forwards() {
   return 1;
 }
 TEST(Result, TryForwardsTheError) { EXPECT_EQ(forwards().error().code, Code::kBusy); }
+
+TEST(Deadline, TakesAnyDouble) {
+  for (double none : {std::nan(""), -1.0, -HUGE_VAL, 0.0}) EXPECT_TRUE(Deadline::after_s(none).over()) << none;
+  for (double far : {HUGE_VAL, 1e300, 1e10}) {
+    const std::int64_t left = Deadline::after_s(far).left_ns();
+    EXPECT_GT(left, Deadline::kFarthestNs - kNsPerSecond * 60) << far;
+    EXPECT_LE(left, Deadline::kFarthestNs) << far;
+  }
+  EXPECT_FALSE(Deadline::after_s(60).over());
+}
 
 TEST(Checked, ZeroExtentDoesNotHideAnOverflow) {
   const Dims hides = {std::int64_t{1} << 62, 0, 4};

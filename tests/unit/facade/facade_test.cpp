@@ -4,6 +4,7 @@
 #include <refit/refit.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -185,6 +186,44 @@ TEST_F(FacadeJob, AHookThatThrowsFencesItsReplicaAndTheNextSyncRepairs) {
   train(3);
   EXPECT_EQ(coordinator->sync_weights().version.step, 3);
   EXPECT_TRUE(holds(3));
+}
+
+TEST_F(FacadeJob, CloseEndsARunOfAnotherThread) {
+  start();
+  stop = true;
+  server.join();
+  // Either thread may come second now and then.
+  refit::Code ended = refit::Code::kBusy;
+  std::thread other([&] {
+    while (ended == refit::Code::kBusy) ended = thrown([&] { receiver->run(60), receiver->run(60); }).code;
+  });
+  EXPECT_EQ(thrown([&] {
+              while (true) receiver->run(0);
+            }).code,
+            refit::Code::kBusy);
+  receiver->close(10);
+  other.join();
+  EXPECT_EQ(ended, refit::Code::kCancelled);
+  EXPECT_EQ(thrown([&] { receiver->run(0); }).code, refit::Code::kCancelled);
+  receiver->close();
+}
+
+TEST_F(FacadeJob, TimesAreFiniteAndNotNegative) {
+  start();
+  for (double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL, -1.0}) {
+    EXPECT_THAT(thrown([&] { trainers[0]->guard(bad); }).message, HasSubstr("timeout_s must be a finite"));
+    EXPECT_THAT(thrown([&] { trainers[0]->close(bad); }).message, HasSubstr("timeout_s must be a finite"));
+    EXPECT_THAT(thrown([&] { receiver->close(bad); }).message, HasSubstr("timeout_s must be a finite"));
+    EXPECT_THAT(thrown([&] { receiver->run(bad); }).message, HasSubstr("seconds must be a finite"));
+    EXPECT_THAT(thrown([&] { (void)coordinator->verify(bad); }).message, HasSubstr("timeout_s must be a finite"));
+    refit::MemberOptions o = member(0);
+    o.join_timeout_s = bad;
+    EXPECT_THAT(thrown([&] { refit::Publisher(refit::Layout::from_json(kSource), o); }).message,
+                HasSubstr("join_timeout_s must be a finite"));
+    refit::CoordinatorOptions c;
+    c.gate_timeout_s = bad;
+    EXPECT_THAT(thrown([&] { refit::Coordinator made(c); }).message, HasSubstr("gate_timeout_s must be a finite"));
+  }
 }
 
 TEST_F(FacadeJob, WhoDoesNotFitIsRefusedInItsOwnProcess) {

@@ -168,6 +168,16 @@ TEST(LatentAttention, DraftLayersAndTheirCopies) {
   EXPECT_EQ(words(*megatron, 0, "mtp.layers.0.final_layernorm.weight", {{"shared_head.norm", "n"}}), "n0 n1 n2");
   EXPECT_EQ(shape_of(*megatron, 0, "mtp.layers.0.mtp_model_layer.self_attention.linear_q_up_proj.weight"),
             (Dims{4, 2}));
+  // A live module without them, whatever its configuration counts.
+  for (const std::string spec : {"hf", "hf:naming=fused", "fsdp=2", "megatron"}) {
+    const auto none = must(text, spec + (spec.find_first_of(":=") == std::string::npos ? ":" : ",") + "draft=skip");
+    const auto all = rank_of(*must(text, spec), 0).parameters.size();
+    EXPECT_LT(rank_of(*none, 0).parameters.size(), all) << spec;
+    for (const Parameter& p : rank_of(*none, 0).parameters)
+      EXPECT_TRUE(p.name.find("layers.1.") == std::string::npos && !p.name.starts_with("mtp.")) << p.name;
+    const auto id = static_cast<std::size_t>(id_of(none->catalogue(), "model.layers.1.eh_proj.weight"));
+    EXPECT_TRUE(none->patterns()[none->pattern_of()[id]].shards.empty()) << spec;
+  }
   // A model that transformers saved: the number is kept, the layers are not.
   const Catalogue without = *catalogue_of(latent_text(""));
   EXPECT_EQ(id_of(must(text, "megatron", &without)->catalogue(), "model.layers.1.eh_proj.weight"), -1);
