@@ -3,7 +3,7 @@
 #include <set>
 
 #include "model/recipe.h"
-#include "model/rule_layout.h"
+#include "model/model_layout.h"
 
 namespace refit::model {
 namespace {

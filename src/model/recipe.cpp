@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "model/rule_layout.h"
+#include "model/model_layout.h"
 
 namespace refit::model {
 namespace {
@@ -53,7 +53,7 @@ json values_json(const Layout& layout) {
 
 }  // namespace
 
-std::string RuleLayout::serialise() const {
+std::string ModelLayout::serialise() const {
   json dtypes = json::object();
   for (const auto& [name, dtype] : facts_.dtypes) dtypes[name] = to_string(dtype);
   const json recipe{{"family", recipe_.family},
@@ -79,7 +79,7 @@ Result<std::shared_ptr<const Layout>> read_recipe(const std::string& recipe_json
                std::string(config.family->name));
   REFIT_ASSIGN(CheckpointFacts facts, facts_of(recipe));
   REFIT_ASSIGN(Spec spec, parse_spec(recipe["spec"].get_ref<const std::string&>()));
-  REFIT_ASSIGN(auto made, RuleLayout::make(std::move(config), std::move(spec), std::move(facts)));
+  REFIT_ASSIGN(auto made, make_layout(std::move(config), std::move(spec), std::move(facts)));
   if (made->recipe()->config_digest.hex() != recipe["config_digest"].get_ref<const std::string&>())
     return Error(Code::kMismatch, "recipe: its configuration has digest " + made->recipe()->config_digest.hex() +
                                       ", not " + recipe["config_digest"].get<std::string>());

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "model/recipe.h"
-
 namespace refit::model {
 namespace {
 
@@ -227,16 +225,7 @@ void RuleLayout::seal() {
       if (!m.of.empty()) rules.add_text("of").add_text(m.of);
     }
   }
-  recipe_ = {std::string(config_.family->name), canonical_spec(spec_), hash128(config_.canonical), rules.finish()};
-  Hasher all;
-  all.add_text("rule layout")
-      .add_text(recipe_.spec)
-      .add_text(recipe_.config_digest.hex())
-      .add_text(recipe_.rules_digest.hex());
-  for (const std::string& name : facts_.copies) all.add_text(name);
-  all.add_u64(facts_.copies.size());
-  for (const auto& [name, dtype] : facts_.dtypes) all.add_text(name).add_text(to_string(dtype));
-  digest_ = all.finish();
+  ModelLayout::seal(rules.finish());
 }
 
 std::vector<std::pair<TensorId, std::string_view>> RuleLayout::values() const {
@@ -248,12 +237,6 @@ std::vector<std::pair<TensorId, std::string_view>> RuleLayout::values() const {
           for (std::size_t m = 0; m < row.shapes.size(); ++m)
             out.emplace_back(ids_[row.index(l, e, static_cast<int>(m))], value);
   return out;
-}
-
-std::string RuleLayout::host(Rank rank) const {
-  const auto prefix = spec_.texts.find("hosts");
-  const std::string name = prefix != spec_.texts.end() ? prefix->second : side_->engine ? "tgt" : "src";
-  return name + "-" + std::to_string(rank.value / static_cast<std::uint64_t>(spec_.number("gpus_per_host")));
 }
 
 Interval RuleLayout::experts_at(const ActiveRow& row, const Coordinates& at) const {
@@ -517,28 +500,6 @@ std::span<const Pattern> RuleLayout::patterns() const {
 std::span<const std::uint32_t> RuleLayout::pattern_of() const {
   patterns();
   return pattern_of_;
-}
-
-Result<std::shared_ptr<const Layout>> rule_layout(std::string_view config_json, std::string_view spec_text,
-                                                  const Catalogue* names) {
-  REFIT_ASSIGN(ModelConfig config, read_config(config_json, names));
-  REFIT_ASSIGN(Spec spec, parse_spec(spec_text));
-  CheckpointFacts facts;
-  if (names) {
-    REFIT_ASSIGN(facts, read_facts(config, *names));
-  }
-  REFIT_ASSIGN(auto made, RuleLayout::make(std::move(config), std::move(spec), std::move(facts)));
-  return std::shared_ptr<const Layout>(std::move(made));
-}
-
-Result<std::shared_ptr<const Layout>> sibling_layout(const Layout& made, std::string_view spec_text) {
-  const auto* rules = dynamic_cast<const RuleLayout*>(&made);
-  if (!rules)
-    return Error(Code::kUnsupported,
-                 "SPEC '" + std::string(spec_text) + "' needs a layout made by rules; this one has explicit holdings");
-  REFIT_ASSIGN(Spec spec, parse_spec(spec_text));
-  REFIT_ASSIGN(auto out, RuleLayout::make(rules->config(), std::move(spec), rules->facts()));
-  return std::shared_ptr<const Layout>(std::move(out));
 }
 
 }  // namespace refit::model

@@ -83,6 +83,7 @@ struct Row {
   std::vector<Own> own = {};
   bool first_stage = false;  // of the model's own rows: lies where the pipeline begins, not where it ends
   bool in_blocks = false;    // matrices that FP8 checkpoints hold in codes with scales
+  bool buffer = false;       // a buffer of its module: trainers that shard parameters leave it whole
 };
 
 // A key of config.json. `otherwise` is a term, "a/b", or empty when the key must be there. Without a key the number
@@ -163,6 +164,9 @@ struct Family {
   std::string_view embedding = "model.embed_tokens.weight";  // that a tied head shares
   LayerKeys layer_keys = {};
   std::vector<Quantised> quantised = {};
+  // Names of modules and parameters in the order of registration, where siblings have another order than in most
+  // families (flat_layout.cpp): each group of siblings that differs, whole.
+  std::string_view modules = {};
 };
 
 inline constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kHead = "lm_head.weight";

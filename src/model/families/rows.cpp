@@ -194,7 +194,10 @@ Row correction_bias(std::string_view where) {
   return {.where = where,
           .members = {{REFIT_LAYER "mlp.gate.e_score_correction_bias", "E", "f32"}},
           .megatron = REFIT_DECODER "mlp.router.expert_bias",
-          .own = {{Names::kEngine, Per::kRow, f32}, {Names::kMegatron, Per::kRow, f32}}};
+          .own = {{Names::kFused, Per::kTensor, {op::load(0)}},
+                  {Names::kEngine, Per::kRow, f32},
+                  {Names::kMegatron, Per::kRow, f32}},
+          .buffer = true};
 }
 
 std::vector<Row> shared_experts(std::string_view where) {

@@ -481,6 +481,16 @@ Lie lie_of(const Piece& piece, const Dims& shape) {
   return out;
 }
 
+std::vector<Lie> flat_range(const Dims& shape, Interval range) {
+  Arrangement all{.shape = shape, .pieces = {whole_piece(0, shape)}, .cast = {}, .value = {}};
+  while (all.shape.size() > 1) REFIT_CHECK(merge(all, 0).ok());
+  if (!all.shape.empty()) cut_to(all, 0, range);
+  std::vector<Lie> out;
+  for (const Piece& p : all.pieces)
+    if (!empty(p.box)) out.push_back(lie_of(p, all.shape));
+  return out;
+}
+
 std::string to_string(const Program& program) {
   static constexpr std::string_view kOps[] = {"load",       "view",  "component", "cut",  "pad",     "concat",
                                               "interleave", "stack", "pick",      "only", "permute", "squeeze",
