@@ -62,8 +62,7 @@ class ModuleOrder {
 std::string_view unit_of(std::string_view name) {
   constexpr std::string_view kLayers = ".layers.";
   const std::size_t at = name.find(kLayers);
-  return at == std::string_view::npos ? std::string_view()
-                                      : name.substr(0, name.find('.', at + kLayers.size()) + 1);
+  return at == std::string_view::npos ? std::string_view() : name.substr(0, name.find('.', at + kLayers.size()) + 1);
 }
 
 Result<Flat> flat_of(const Spec& spec) {
@@ -92,6 +91,7 @@ Result<std::shared_ptr<const FlatLayout>> FlatLayout::make(ModelConfig config, S
   // The module, on one rank: its parameters, and the tensors of each in the order of their elements.
   CheckpointFacts once = facts;
   once.copies.clear();
+  once.prefix.clear();
   REFIT_ASSIGN(Spec module_spec, parse_spec(spec.fused() ? "hf:naming=fused" : "hf:naming=per-expert"));
   REFIT_ASSIGN(const auto module, RuleLayout::make(config, std::move(module_spec), std::move(once)));
   REFIT_ASSIGN(const RankLayout held, module->expand(Rank(0)));
@@ -227,13 +227,17 @@ void FlatLayout::build_patterns() {
       const std::int64_t first = a.whole || a.shard == 0 ? 0 : span.at / a.shard;
       const std::int64_t last = a.whole || a.shard == 0 ? 0 : (span.at + span.count - 1) / a.shard;
       for (std::int64_t r = first; r <= last && span.count > 0; ++r) {
-        const Interval mine = a.whole ? Interval{0, span.count}
-                                      : intersect(Interval{r * a.shard - span.at, (r + 1) * a.shard - span.at},
-                                                  {0, span.count});
+        const Interval mine =
+            a.whole ? Interval{0, span.count}
+                    : intersect(Interval{r * a.shard - span.at, (r + 1) * a.shard - span.at}, {0, span.count});
         for (Lie& lie : flat_range(shape, mine)) {
           PatternShard& s = patterns_[span.tensor.value].shards.emplace_back();
-          s = {.view = std::move(lie.view), .box = std::move(lie.box), .strides = std::move(lie.strides),
-               .dtype = a.dtype, .first = static_cast<std::uint32_t>(r), .progressions = {}};
+          s = {.view = std::move(lie.view),
+               .box = std::move(lie.box),
+               .strides = std::move(lie.strides),
+               .dtype = a.dtype,
+               .first = static_cast<std::uint32_t>(r),
+               .progressions = {}};
           for (std::int64_t& stride : s.strides) stride *= item_size(a.dtype);
           if (a.whole && copies * ranks > 1) s.progressions = {{copies * ranks, 1}};
           if (!a.whole && copies > 1) s.progressions = {{copies, ranks}};

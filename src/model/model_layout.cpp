@@ -1,6 +1,7 @@
 #include "model/model_layout.h"
 
 #include "model/flat_layout.h"
+#include "model/outside_names.h"
 #include "model/recipe.h"
 #include "model/rule_layout.h"
 
@@ -22,6 +23,7 @@ void ModelLayout::seal(Hash128 rules) {
   for (const std::string& name : facts_.copies) all.add_text(name);
   all.add_u64(facts_.copies.size());
   for (const auto& [name, dtype] : facts_.dtypes) all.add_text(name).add_text(to_string(dtype));
+  if (!facts_.prefix.empty()) all.add_text(facts_.prefix);
   digest_ = all.finish();
 }
 
@@ -36,11 +38,18 @@ Result<std::shared_ptr<const ModelLayout>> make_layout(ModelConfig config, Spec 
 
 Result<std::shared_ptr<const Layout>> rule_layout(std::string_view config_json, std::string_view spec_text,
                                                   const Catalogue* names) {
-  REFIT_ASSIGN(ModelConfig config, read_config(config_json, names));
+  Catalogue plain;
+  if (names) {
+    REFIT_ASSIGN(plain, plain_names(*names));
+  }
+  REFIT_ASSIGN(ModelConfig config, read_config(config_json, names ? &plain : nullptr));
   REFIT_ASSIGN(Spec spec, parse_spec(spec_text));
   CheckpointFacts facts;
+  if (config.multimodal && !spec.given("vision"))
+    return Error(Code::kUnsupported, "config.json: architectures names " + std::string(config.family->whole) +
+                                         ", of which only the language part is built: say vision=skip in the SPEC");
   if (names) {
-    REFIT_ASSIGN(facts, read_facts(config, *names));
+    REFIT_ASSIGN(facts, read_facts(config, plain, spec.given("vision")));
   }
   REFIT_ASSIGN(auto made, make_layout(std::move(config), std::move(spec), std::move(facts)));
   return std::shared_ptr<const Layout>(std::move(made));

@@ -4,6 +4,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "model/families/config.h"
 #include "model/layout.h"
@@ -13,15 +14,20 @@ namespace refit::model {
 
 // What a checkpoint adds to its configuration.
 struct CheckpointFacts {
-  bool fused = false;                   // experts stacked on disk
-  std::set<std::string> copies;         // tied tensors that are there nevertheless
-  std::map<std::string, DType> dtypes;  // logical tensors that differ from the configuration's dtype
+  bool fused = false;                     // experts stacked on disk
+  std::set<std::string> copies;           // tied tensors that are there nevertheless
+  std::map<std::string, DType> dtypes;    // logical tensors that differ from the configuration's dtype
+  std::string prefix = {};                // what stands for "model." in its names; empty: nothing does
+  std::vector<std::string> skipped = {};  // parts that are no language model; not part of a recipe
   friend bool operator==(const CheckpointFacts&, const CheckpointFacts&) = default;
 };
 
-// Compares a checkpoint's tensors with the configuration's. Errors: kMismatch naming tensors that are missing, unknown
-// or of another shape.
-Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& names);
+inline constexpr std::string_view kLanguagePart = "model.language_model.";
+
+// Compares a checkpoint's tensors with the configuration's. `skip_vision`: those of other parts than the language model
+// are passed over. Errors: kMismatch naming tensors that are missing and unknown, both, or one of another shape;
+// kUnsupported naming other parts.
+Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& names, bool skip_vision);
 
 // Pure and immutable; safe to share between threads.
 class ModelLayout : public Layout {
@@ -31,6 +37,7 @@ class ModelLayout : public Layout {
   Hash128 digest() const override { return digest_; }
   std::string host(Rank rank) const override;
   const Recipe* recipe() const override { return &recipe_; }
+  std::span<const std::string> skipped() const override { return facts_.skipped; }
   std::string serialise() const override;
 
   const ModelConfig& config() const { return config_; }

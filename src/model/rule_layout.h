@@ -26,15 +26,17 @@ struct ActiveRow {
   std::vector<Program> programs;          // by own member
   std::vector<std::size_t> parameter_of;  // by member: which own member holds it
   std::vector<std::int64_t> layers;
-  std::vector<Spot> spots;   // by layer
-  std::vector<Dims> shapes;  // by member
-  std::vector<Dims> scaled;  // of block scales on a side that cuts them as their weights: the weights' shapes
+  std::vector<std::int64_t> scanned;  // layers that one array holds; they stand in the place of experts then
+  std::vector<Spot> spots;            // by layer
+  std::vector<Dims> shapes;           // by member
+  std::vector<Dims> scaled;           // of block scales on a side that cuts them as their weights: the weights' shapes
   Symbols symbols;
   std::size_t grid = 0;                // mesh that places it
   std::int64_t experts = 1;            // tensors a member has in one layer
   std::int64_t parameter_experts = 1;  // parameters a member has in one layer
   bool picks = false;                  // one parameter an expert out of tensors that hold all
   bool stacks = false;                 // its program lays the experts of one array
+  bool guest = false;                  // its arrays lie behind those of another row, in its parameters
   std::size_t first = 0;               // of its tensors in RuleLayout::ids_
   std::vector<std::string> names;      // of parameters, by own member
   struct Copy {
@@ -146,6 +148,8 @@ class RuleLayout final : public ModelLayout {
   Status activate_rows();
   // Its rule on this side. Errors: kUnsupported naming a tensor that the side has none for.
   Status choose_rule(ActiveRow& active, const std::vector<SideRule>& rules) const;
+  Status join_experts(ActiveRow& active) const;
+  Status take_presets(ActiveRow& active, const std::vector<Preset>& presets) const;
   Status share_out(ActiveRow& active) const;
   Status place(ActiveRow& active) const;
   Status build_catalogue();

@@ -5,11 +5,13 @@ namespace refit::model::test {
 namespace {
 
 // H = 3, two layers, odd sizes, so that no shard begins where a parameter or a row does.
-const Sizes kOddSizes{.type = "qwen2", .hidden = 3, .layers = 2, .heads = 4, .kv_heads = 2, .width = 5, .vocabulary = 7};
+const Sizes kOddSizes{
+    .type = "qwen2", .hidden = 3, .layers = 2, .heads = 4, .kv_heads = 2, .width = 5, .vocabulary = 7};
 constexpr const char* kFlatLayer = "model.layers.1.";
 
 // "name[element]" of all parameters in a row, each begun at a multiple of `align`; "." between them.
-std::vector<std::string> in_a_row(const Catalogue& catalogue, const std::vector<std::string>& names, std::size_t align) {
+std::vector<std::string> in_a_row(const Catalogue& catalogue, const std::vector<std::string>& names,
+                                  std::size_t align) {
   std::vector<std::string> out;
   for (const std::string& name : names) {
     while (out.size() % align != 0) out.emplace_back(".");
@@ -26,18 +28,17 @@ void expect_shards(const Layout& layout, const std::string& parameter, std::vect
   for (std::uint32_t r = 0; r < layout.world(); ++r) {
     const auto from = all.begin() + static_cast<std::ptrdiff_t>(r % ranks * shard);
     EXPECT_EQ(shape_of(layout, r, parameter), Dims{static_cast<std::int64_t>(shard)});
-    EXPECT_EQ(contents(layout, r, parameter),
-              std::vector<std::string>(from, from + static_cast<std::ptrdiff_t>(shard)))
+    EXPECT_EQ(contents(layout, r, parameter), std::vector<std::string>(from, from + static_cast<std::ptrdiff_t>(shard)))
         << parameter << " rank " << r;
   }
 }
 
 std::vector<std::string> layer_names() {
   std::vector<std::string> out;
-  for (const char* name : {"self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight",
-                           "self_attn.k_proj.bias", "self_attn.v_proj.weight", "self_attn.v_proj.bias",
-                           "self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
-                           "mlp.down_proj.weight", "input_layernorm.weight", "post_attention_layernorm.weight"})
+  for (const char* name :
+       {"self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight", "self_attn.k_proj.bias",
+        "self_attn.v_proj.weight", "self_attn.v_proj.bias", "self_attn.o_proj.weight", "mlp.gate_proj.weight",
+        "mlp.up_proj.weight", "mlp.down_proj.weight", "input_layernorm.weight", "post_attention_layernorm.weight"})
     out.push_back(kFlatLayer + std::string(name));
   return out;
 }
@@ -50,9 +51,9 @@ TEST(Flat, UnitsInTheOrderOfTheirModules) {
       ASSERT_TRUE(layout);
       expect_shards(*layout, std::string(kFlatLayer) + "_flat_param",
                     in_a_row(layout->catalogue(), layer_names(), align));
-      expect_shards(*layout, "_flat_param",
-                    in_a_row(layout->catalogue(), {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"},
-                             align));
+      expect_shards(
+          *layout, "_flat_param",
+          in_a_row(layout->catalogue(), {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}, align));
       EXPECT_EQ(rank_of(*layout, 0).parameters.size(), 3u);
     }
 }
@@ -110,7 +111,8 @@ TEST(Flat, StackedExpertsAndBuffers) {
 
 TEST(Flat, Refusals) {
   EXPECT_THAT(refusal(config({}), "fsdp=2,tp=2,flat=fsdp1"), testing::HasSubstr("flat= with tp is not built"));
-  EXPECT_THAT(refusal(config({}), "fsdp=2,flat=fsdp2"), testing::HasSubstr("flat='fsdp2' must be fsdp1|fsdp1_orig|zero3"));
+  EXPECT_THAT(refusal(config({}), "fsdp=2,flat=fsdp2"),
+              testing::HasSubstr("flat='fsdp2' must be fsdp1|fsdp1_orig|zero3"));
   const std::string drafts = R"({"model_type":"deepseek_v3","hidden_size":3,"num_hidden_layers":1,
       "num_attention_heads":2,"kv_lora_rank":2,"qk_nope_head_dim":1,"qk_rope_head_dim":1,"v_head_dim":1,
       "intermediate_size":4,"n_routed_experts":2,"moe_intermediate_size":2,"vocab_size":8,"num_nextn_predict_layers":1})";
