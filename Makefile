@@ -35,6 +35,7 @@ test-full: test build-tsan test-torch test-jax test-wheel ## the long form: also
 
 test-live: build ## rules against live frameworks: transformers, vLLM, Megatron-Core, Flax (WRITE=1 keeps the page)
 	@scripts/live_env.sh
+	@scripts/tunix_env.sh
 	.cache/venv-live/bin/python tests/live/run.py --refit build/release/cli/refit $(if $(WRITE),--write)
 
 test-sglang: build ## the same with SGLang, which needs an environment of its own (10 GB)
