@@ -38,6 +38,7 @@ test-store: build ## the store with a real S3 server: every death and every faul
 
 test-live: build ## rules against live frameworks: transformers, vLLM, Megatron-Core, Flax (WRITE=1 keeps the page)
 	@scripts/live_env.sh
+	@scripts/tunix_env.sh
 	.cache/venv-live/bin/python tests/live/run.py --refit build/release/cli/refit $(if $(WRITE),--write)
 
 test-trainers: build ## live trainers to vLLM ranks: transformers under FSDP2, HSDP, EP, TP, DDP; Megatron-Core; Flax NNX

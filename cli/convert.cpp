@@ -29,8 +29,9 @@ struct Ends {
 Result<Ends> from_checkpoint(const ConvertArgs& args, const plan::Options& options) {
   Ends out;
   REFIT_ASSIGN(files::Checkpoint checkpoint, files::Checkpoint::open(args.model));
-  REFIT_ASSIGN(out.source, files::checkpoint_layout(checkpoint, "hf"));
-  REFIT_ASSIGN(out.target, files::checkpoint_layout(checkpoint, args.to));
+  const bool skip = (args.from + "," + args.to).find("vision=skip") != std::string::npos;
+  REFIT_ASSIGN(out.source, files::checkpoint_layout(checkpoint, skip ? "hf:vision=skip" : "hf"));
+  REFIT_ASSIGN(out.target, model::sibling_layout(*out.source, args.to));
   out.config = checkpoint.config_json();
   REFIT_ASSIGN(ParameterMemory memory, ParameterMemory::of_checkpoint(*out.source, std::move(checkpoint), options));
   out.memory = std::make_unique<ParameterMemory>(std::move(memory));
@@ -90,6 +91,7 @@ Status run(const ConvertArgs& args, const Context& context) {
                                       {"ranks", report.ranks},
                                       {"pieces", report.pieces},
                                       {"unwanted", report.unwanted},
+                                      {"skipped", ends.source->skipped()},
                                       {"inexact", report.inexact},
                                       {"seconds", seconds},
                                       {"out", args.out}}
@@ -101,6 +103,7 @@ Status run(const ConvertArgs& args, const Context& context) {
   if (!report.unwanted.empty())
     fmt::print("  {} tensors that {} has no place for, e.g. {}\n", report.unwanted.size(), args.to,
                report.unwanted.front());
+  for (const std::string& name : ends.source->skipped()) fmt::print("  passed over: {}\n", name);
   for (const std::string& name : report.inexact) fmt::print("  cast changed values of {}\n", name);
   return {};
 }

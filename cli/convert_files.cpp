@@ -10,14 +10,6 @@
 namespace refit::cli {
 namespace {
 
-constexpr std::size_t kNamesShown = 5;
-
-std::string names_text(const std::vector<std::string>& names) {
-  std::string out;
-  for (std::size_t i = 0; i < std::min(names.size(), kNamesShown); ++i) out += (i ? ", " : "") + names[i];
-  return names.size() > kNamesShown ? out + fmt::format(" and {} more", names.size() - kNamesShown) : out;
-}
-
 std::string shape_text(const Dims& dims) { return fmt::format("[{}]", fmt::join(dims, ", ")); }
 
 std::int64_t parameter_bytes(const model::Parameter& p) { return elements(whole(p.shape)) * item_size(p.dtype); }
@@ -80,9 +72,9 @@ Status ParameterMemory::add_rank(const model::Layout& layout, Rank rank,
     if (!wanted.contains(name)) unknown.push_back(name);
   if (missing.empty() && unknown.empty()) return {};
   std::string what = where + ":";
-  if (!missing.empty()) what += " lacks " + names_text(missing);
+  if (!missing.empty()) what += " lacks " + model::names_text(missing);
   if (!unknown.empty())
-    what += (missing.empty() ? "" : ";") + (" has " + names_text(unknown)) + ", which the layout does not know";
+    what += (missing.empty() ? "" : ";") + (" has " + model::names_text(unknown)) + ", which the layout does not know";
   return Error(Code::kMismatch, what).at_tensor(missing.empty() ? unknown[0] : missing[0]);
 }
 
@@ -93,7 +85,7 @@ Result<ParameterMemory> ParameterMemory::of_checkpoint(const model::Layout& layo
   REFIT_ASSIGN(const model::RankLayout held, layout.expand(Rank(0)));
   // What rules leave out on purpose (derived buffers) is no leftover; rule_layout() has refused all else.
   for (const model::Parameter& p : held.parameters)
-    if (const files::TensorRef* t = checkpoint.find(p.name)) tensors.emplace(t->name, *t);
+    if (const files::TensorRef* t = checkpoint.find(p.name)) tensors.emplace(p.name, *t);
   REFIT_TRY(out.add_rank(layout, Rank(0), tensors, checkpoint.path(), options));
   out.files_.push_back(std::move(checkpoint));
   return out;

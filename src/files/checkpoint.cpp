@@ -106,6 +106,9 @@ Status Checkpoint::finish() {
       return Error(Code::kCorrupt, "tensor " + tensors_[i].name + " is in " + shards_[tensors_[i - 1].shard] +
                                        " and in " + shards_[tensors_[i].shard])
           .at_tensor(tensors_[i].name);
+  for (std::size_t i = 0; i < tensors_.size(); ++i)
+    if (std::string plain = model::plain_name(tensors_[i].name); plain != tensors_[i].name)
+      plain_.emplace(std::move(plain), i);
   return {};
 }
 
@@ -125,7 +128,9 @@ Status Checkpoint::check_index(const std::map<std::string, std::string>& weight_
 const TensorRef* Checkpoint::find(std::string_view name) const {
   const auto at = std::lower_bound(tensors_.begin(), tensors_.end(), name,
                                    [](const TensorRef& t, std::string_view n) { return t.name < n; });
-  return at != tensors_.end() && at->name == name ? &*at : nullptr;
+  if (at != tensors_.end() && at->name == name) return &*at;
+  const auto plain = plain_.find(name);
+  return plain == plain_.end() ? nullptr : &tensors_[plain->second];
 }
 
 std::int64_t Checkpoint::bytes() const {

@@ -35,6 +35,7 @@ class Checkpoint {
   const std::string& config_json() const { return config_; }
   // Sorted by name.
   const std::vector<TensorRef>& tensors() const { return tensors_; }
+  // By its name, or by the name that it has without wrappers (model/outside_names.h).
   const TensorRef* find(std::string_view name) const;
   // File names, in byte order.
   const std::vector<std::string>& shards() const { return shards_; }
@@ -54,6 +55,7 @@ class Checkpoint {
   std::vector<std::string> shards_;
   std::vector<MappedFile> files_;
   std::vector<TensorRef> tensors_;
+  std::map<std::string, std::size_t, std::less<>> plain_;  // of names with wrappers; into tensors_
   std::map<std::string, std::string> metadata_;
 };
 

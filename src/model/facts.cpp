@@ -2,13 +2,12 @@
 #include <algorithm>
 #include <set>
 
+#include "model/model_layout.h"
+#include "model/outside_names.h"
 #include "model/recipe.h"
-#include "model/rule_layout.h"
 
 namespace refit::model {
 namespace {
-
-constexpr std::size_t kShown = 5;
 
 // Some old checkpoints saved this buffer; every framework computes it anew.
 bool derived(std::string_view name) { return name.ends_with(".rotary_emb.inv_freq"); }
@@ -35,12 +34,6 @@ Result<std::vector<LogicalTensor>> tensors_of(const ModelConfig& config, bool fu
   return out;
 }
 
-std::string some(const std::vector<std::string>& names) {
-  std::string out;
-  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) out += (i ? ", " : "") + names[i];
-  return names.size() > kShown ? out + " and " + std::to_string(names.size() - kShown) + " more" : out;
-}
-
 bool has_fused_experts(const ModelConfig& config, const Catalogue& names) {
   std::set<std::string> stacked;
   for (const Row& row : config.family->rows)
@@ -54,6 +47,49 @@ std::string dims_text(const Dims& dims) {
   std::string out = "[";
   for (std::size_t i = 0; i < dims.size(); ++i) out += (i ? ", " : "") + std::to_string(dims[i]);
   return out + "]";
+}
+
+// Towers and projectors of models that also see or hear, beside the language part.
+constexpr std::string_view kOtherParts[] = {"visual.",       "vision_tower.", "multi_modal_projector.",
+                                            "vision_model.", "embed_vision.", "audio_tower.",
+                                            "embed_audio."};
+
+bool is_other_part(std::string_view name) {
+  if (name.starts_with("model.")) name.remove_prefix(6);
+  return std::ranges::any_of(kOtherParts, [&](std::string_view part) { return name.starts_with(part); });
+}
+
+// The checkpoint's tensors under the names of the text model alone: `model.language_model.` as `model.`, and without
+// other parts where they may be passed over.
+Result<Catalogue> language_part(const ModelConfig& config, const Catalogue& outside, bool skip_vision,
+                                CheckpointFacts& facts) {
+  Catalogue out;
+  std::vector<std::string> other;
+  for (const LogicalTensor& t : outside.tensors) {
+    LogicalTensor own = t;
+    if (!config.family->whole.empty() && is_other_part(own.name)) {
+      other.push_back(own.name);
+      continue;
+    }
+    if (!config.family->whole.empty() && own.name.starts_with(kLanguagePart)) {
+      facts.prefix = kLanguagePart;
+      own.name = "model." + own.name.substr(kLanguagePart.size());
+    }
+    out.tensors.push_back(std::move(own));
+  }
+  std::set<std::string_view> seen;
+  for (const LogicalTensor& t : out.tensors)
+    if (!seen.insert(t.name).second)
+      return Error(Code::kMismatch,
+                   "the checkpoint has " + t.name + " twice: once behind " + std::string(kLanguagePart))
+          .at_tensor(t.name);
+  if (!other.empty() && !skip_vision)
+    return Error(Code::kUnsupported, "family " + std::string(config.family->name) +
+                                         " is built for the language part; vision=skip in the SPEC passes over " +
+                                         names_text(other))
+        .at_tensor(other[0]);
+  facts.skipped = std::move(other);
+  return out;
 }
 
 }  // namespace
@@ -70,8 +106,9 @@ Result<Catalogue> catalogue_of(std::string_view config_json, std::string_view na
   return out;
 }
 
-Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& names) {
+Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& outside, bool skip_vision) {
   CheckpointFacts facts;
+  REFIT_ASSIGN(const Catalogue names, language_part(config, outside, skip_vision, facts));
   facts.fused = has_fused_experts(config, names);
   REFIT_ASSIGN(const auto wanted, tensors_of(config, facts.fused));
   std::map<std::string_view, const LogicalTensor*> given;
@@ -91,27 +128,27 @@ Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& n
     if (found->second->dtype != want.dtype) facts.dtypes[want.name] = found->second->dtype;
     given.erase(found);
   }
-  if (!missing.empty())
-    return Error(Code::kMismatch, "the checkpoint lacks " + some(missing) + ", which config.json asks for")
-        .at_tensor(missing[0]);
   for (const auto& [primary, copy] : config.ties()) {
     const auto found = given.find(copy);
     if (found == given.end()) continue;
     const auto first =
         std::find_if(names.tensors.begin(), names.tensors.end(),
                      [&, want = std::string_view(primary)](const LogicalTensor& t) { return t.name == want; });
-    if (first == names.tensors.end() || first->shape != found->second->shape || first->dtype != found->second->dtype)
+    if (first != names.tensors.end() && (first->shape != found->second->shape || first->dtype != found->second->dtype))
       return Error(Code::kMismatch, copy + " is tied to " + primary + " but has another shape or dtype")
           .at_tensor(copy);
     facts.copies.insert(copy);
     given.erase(found);
   }
-  if (!given.empty()) {
+  if (!missing.empty() || !given.empty()) {
     std::vector<std::string> unknown;
     for (const auto& [name, tensor] : given) unknown.emplace_back(name);
-    return Error(Code::kMismatch,
-                 "no rule of family " + std::string(config.family->name) + " describes " + some(unknown))
-        .at_tensor(unknown[0]);
+    std::string text;
+    if (!missing.empty()) text = "the checkpoint lacks " + names_text(missing) + ", which config.json asks for";
+    if (!unknown.empty())
+      text += (text.empty() ? "" : "; ") + ("no rule of family " + std::string(config.family->name)) + " describes " +
+              names_text(unknown);
+    return Error(Code::kMismatch, text).at_tensor(missing.empty() ? unknown[0] : missing[0]);
   }
   if (!facts.fused) return facts;
   // Stacked dtypes speak for each expert's tensors.

@@ -137,6 +137,8 @@ class Layout : public std::enable_shared_from_this<Layout> {
   // holdings are not their values: only a mover that runs the transform may touch them.
   virtual std::vector<std::pair<TensorId, std::string_view>> values() const { return {}; }
   virtual const Recipe* recipe() const { return nullptr; }
+  // Tensors of the checkpoint that the SPEC asked to pass over, by name.
+  virtual std::span<const std::string> skipped() const { return {}; }
   // JSON from which read_layout() makes an equal layout (recipe with config, or explicit holdings).
   virtual std::string serialise() const = 0;
 };

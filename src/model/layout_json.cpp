@@ -6,6 +6,7 @@
 #include "model/explicit_check.h"
 #include "model/explicit_json.h"
 #include "model/layout.h"
+#include "model/outside_names.h"
 #include "model/recipe.h"
 
 namespace refit::model {
@@ -92,6 +93,7 @@ Result<Catalogue> read_catalogue(const json& top) {
     REFIT_ASSIGN(const DType type, dtype(spec["dtype"], where + ".dtype"));
     out.tensors.push_back({name, std::move(shape), type});
   }
+  REFIT_ASSIGN(out, plain_names(std::move(out)));
   if (!top.contains("tied")) return out;
   if (!top["tied"].is_array()) return invalid("tied", "must be a list of pairs of names");
   for (const json& pair : top["tied"]) {
@@ -99,7 +101,7 @@ Result<Catalogue> read_catalogue(const json& top) {
     REFIT_ASSIGN(std::string a, text(pair[0], "tied"));
     REFIT_ASSIGN(std::string b, text(pair[1], "tied"));
     if (a == b) return invalid("tied", "'" + a + "' is tied to itself");
-    out.tied.emplace_back(std::move(a), std::move(b));
+    out.tied.emplace_back(plain_name(a), plain_name(b));
   }
   return out;
 }
@@ -136,7 +138,8 @@ Result<Holding> read_holding(const json& value, const std::string& where, const 
                         {"strides", true},
                         {"dtype", false},
                         {"view", false}}));
-  REFIT_ASSIGN(const std::string name, text(value["tensor"], where + ".tensor"));
+  REFIT_ASSIGN(std::string name, text(value["tensor"], where + ".tensor"));
+  name = plain_name(name);
   const std::int64_t tensor = catalogue.find(name);
   if (tensor < 0) return invalid(where, "unknown tensor '" + name + "'").at_tensor(name);
   const LogicalTensor& logical = catalogue.tensors[static_cast<std::size_t>(tensor)];

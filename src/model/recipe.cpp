@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "model/rule_layout.h"
+#include "model/model_layout.h"
 
 namespace refit::model {
 namespace {
@@ -13,7 +13,7 @@ Error bad(const std::string& what) { return Error(Code::kInvalid, "recipe: " + w
 
 Status check_keys(const json& recipe) {
   static constexpr std::string_view kKeys[] = {"family", "spec",   "config", "config_digest", "rules_digest",
-                                               "naming", "copies", "dtypes", "values"};
+                                               "naming", "copies", "dtypes", "values",        "prefix"};
   for (const auto& [key, value] : recipe.items())
     if (std::find(std::begin(kKeys), std::end(kKeys), key) == std::end(kKeys)) return bad("unknown key '" + key + "'");
   for (std::string_view key : {"family", "spec", "config_digest", "rules_digest", "naming"})
@@ -32,6 +32,11 @@ Result<CheckpointFacts> facts_of(const json& recipe) {
   if (naming != "fused" && naming != "per-expert")
     return bad("naming '" + naming + "' is neither per-expert nor fused");
   facts.fused = naming == "fused";
+  if (recipe.contains("prefix")) {
+    if (recipe["prefix"] != std::string(kLanguagePart))
+      return bad("prefix may be '" + std::string(kLanguagePart) + "' only");
+    facts.prefix = kLanguagePart;
+  }
   for (const json& name : recipe["copies"]) {
     if (!name.is_string()) return bad("key 'copies' must be a list of names");
     facts.copies.insert(name.get<std::string>());
@@ -53,18 +58,19 @@ json values_json(const Layout& layout) {
 
 }  // namespace
 
-std::string RuleLayout::serialise() const {
+std::string ModelLayout::serialise() const {
   json dtypes = json::object();
   for (const auto& [name, dtype] : facts_.dtypes) dtypes[name] = to_string(dtype);
-  const json recipe{{"family", recipe_.family},
-                    {"spec", recipe_.spec},
-                    {"config", json::parse(config_.canonical)},
-                    {"config_digest", recipe_.config_digest.hex()},
-                    {"rules_digest", recipe_.rules_digest.hex()},
-                    {"naming", facts_.fused ? "fused" : "per-expert"},
-                    {"copies", facts_.copies},
-                    {"dtypes", dtypes},
-                    {"values", values_json(*this)}};
+  json recipe{{"family", recipe_.family},
+              {"spec", recipe_.spec},
+              {"config", json::parse(config_.canonical)},
+              {"config_digest", recipe_.config_digest.hex()},
+              {"rules_digest", recipe_.rules_digest.hex()},
+              {"naming", facts_.fused ? "fused" : "per-expert"},
+              {"copies", facts_.copies},
+              {"dtypes", dtypes},
+              {"values", values_json(*this)}};
+  if (!facts_.prefix.empty()) recipe["prefix"] = facts_.prefix;
   return json{{"recipe", recipe}}.dump(1);
 }
 
@@ -79,7 +85,7 @@ Result<std::shared_ptr<const Layout>> read_recipe(const std::string& recipe_json
                std::string(config.family->name));
   REFIT_ASSIGN(CheckpointFacts facts, facts_of(recipe));
   REFIT_ASSIGN(Spec spec, parse_spec(recipe["spec"].get_ref<const std::string&>()));
-  REFIT_ASSIGN(auto made, RuleLayout::make(std::move(config), std::move(spec), std::move(facts)));
+  REFIT_ASSIGN(auto made, make_layout(std::move(config), std::move(spec), std::move(facts)));
   if (made->recipe()->config_digest.hex() != recipe["config_digest"].get_ref<const std::string&>())
     return Error(Code::kMismatch, "recipe: its configuration has digest " + made->recipe()->config_digest.hex() +
                                       ", not " + recipe["config_digest"].get<std::string>());

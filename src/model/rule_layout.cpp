@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "model/recipe.h"
-
 namespace refit::model {
 namespace {
 
@@ -28,9 +26,13 @@ Result<std::vector<Mesh>> meshes_of(const Side& side, const Spec& spec) {
   return out;
 }
 
-std::string_view value_of(const Program& program) {
+// The value transform of a row's parameters; none: empty.
+std::string_view transform_of(const ActiveRow& row, const Program& program) {
   for (const Op& op : program)
-    if (op.code == OpCode::kValue) return op.term;
+    if (op.code == OpCode::kValue) {
+      const auto name = value_of(op.term, row.symbols);
+      return name.ok() ? *name : std::string_view();  // the program has run with the same symbols
+    }
   return {};
 }
 
@@ -55,6 +57,7 @@ Result<std::shared_ptr<const RuleLayout>> RuleLayout::make(ModelConfig config, S
 
 Status RuleLayout::activate_rows() {
   const std::vector<SideRule> rules = side_->rules(spec_, config_);
+  const std::vector<Preset>* presets = side_->presets ? side_->presets(spec_, config_) : nullptr;
   std::size_t next = 0, next_slot = 0;
   for (const Row& row : config_.family->rows) {
     if (!config_.active(row)) continue;
@@ -63,19 +66,27 @@ Status RuleLayout::activate_rows() {
     active.kind = row.kind;
     active.layers = config_.layers(row);
     if (active.layers.empty()) continue;
-    REFIT_TRY(choose_rule(active, rules));
+    if (presets) {
+      REFIT_TRY(take_presets(active, *presets));
+    } else {
+      REFIT_TRY(choose_rule(active, rules));
+    }
     REFIT_ASSIGN(active.symbols, config_.symbols_of(row));
     for (const auto& [key, value] : spec_.numbers) active.symbols.emplace(key, value);
     REFIT_ASSIGN(active.shapes, config_.shapes(row));
     if (side_->engine) {
       REFIT_ASSIGN(active.scaled, config_.scaled(row));
     }
-    active.experts = config_.experts(row);
+    active.experts = active.scanned.empty() ? config_.experts(row) : static_cast<std::int64_t>(active.scanned.size());
     active.picks = active.per == Per::kExpert && active.experts == 1;
     active.stacks = std::any_of(active.programs[0].begin(), active.programs[0].end(),
                                 [](const Op& op) { return op.code == OpCode::kStack; });
     active.grid = is_expert(row.kind) ? meshes_.size() - 1 : 0;
-    active.names = side_->name_of(spec_, config_, row, active.per);
+    if (row.shared && spec_.given("shared")) {
+      REFIT_TRY(join_experts(active));
+    } else if (!presets) {
+      active.names = side_->name_of(spec_, config_, row, active.per);
+    }
     REFIT_TRY(share_out(active));
     active.parameter_experts = active.stacked() ? 1 : active.picks ? config_.size("E") : active.experts;
     REFIT_TRY(place(active));
@@ -108,6 +119,50 @@ Status RuleLayout::choose_rule(ActiveRow& active, const std::vector<SideRule>& r
   return {};
 }
 
+// The shared expert is cut as a routed one and has a place behind theirs on every rank.
+Status RuleLayout::join_experts(ActiveRow& active) const {
+  using namespace op;
+  const Row& row = *active.row;
+  const bool down = row.kind == Kind::kMlpDown;
+  const Kind kind = down ? Kind::kExpertDown : Kind::kExpertGateUp;
+  const auto host = std::ranges::find_if(config_.family->rows, [&](const Row& r) {
+    return r.kind == kind && r.when == row.when && r.members[0].of.empty() == row.members[0].of.empty();
+  });
+  if (host == config_.family->rows.end())
+    return Error(Code::kInternal, "rule table: no experts beside " + std::string(row.members[0].name));
+  active.names = side_->name_of(spec_, config_, *host, Per::kStack);
+  active.programs = {down ? Program{load(0), cut(1, CutRule::kEven, "moe_tp")}
+                          : Program{load(0), cut(0, CutRule::kEven, "moe_tp"), load(1),
+                                    cut(0, CutRule::kEven, "moe_tp"), concat(0, 2)}};
+  active.per = Per::kRow;
+  active.grid = meshes_.size() - 1;
+  active.guest = true;
+  return {};
+}
+
+// Each member's own program and name; layers that are scanned become the places of a stack.
+Status RuleLayout::take_presets(ActiveRow& active, const std::vector<Preset>& presets) const {
+  bool scanned = false;
+  for (const Member& m : active.row->members) {
+    const auto found = std::ranges::find(presets, m.name, &Preset::tensor);
+    if (found == presets.end()) {
+      const std::string name = config_.name(m.name, active.layers[0], 0);
+      return Error(Code::kUnsupported, spec_.side + ": preset=" + spec_.texts.find("preset")->second +
+                                           " is not built for " + name + " of family " +
+                                           std::string(config_.family->name))
+          .at_tensor(name);
+    }
+    active.programs.push_back(found->program);
+    active.names.emplace_back(found->name);
+    scanned = found->scanned;
+  }
+  active.per = scanned ? Per::kStackEach : Per::kTensor;
+  if (!scanned) return {};
+  active.scanned = active.layers;
+  active.layers.resize(1);
+  return {};
+}
+
 // Which parameter holds which member.
 Status RuleLayout::share_out(ActiveRow& active) const {
   const std::size_t members = active.shapes.size();
@@ -115,7 +170,7 @@ Status RuleLayout::share_out(ActiveRow& active) const {
     active.per = Per::kTensor;
   active.parameter_of.assign(members, 0);
   if (active.split()) {
-    active.programs.assign(members, active.programs[0]);
+    if (active.programs.size() != members) active.programs.assign(members, active.programs[0]);
     std::iota(active.parameter_of.begin(), active.parameter_of.end(), 0u);
   } else {
     for (std::size_t p = 0; p < active.programs.size(); ++p)
@@ -170,8 +225,10 @@ Status RuleLayout::build_catalogue() {
       for (std::int64_t e = 0; e < rows_[r].experts; ++e)
         for (std::size_t m = 0; m < rows_[r].shapes.size(); ++m) {
           const Member& member = rows_[r].row->members[m];
-          LogicalTensor t{config_.name(member.name, rows_[r].layers[l], e), rows_[r].shapes[m],
-                          config_.dtype_of(member)};
+          const std::vector<std::int64_t>& scanned = rows_[r].scanned;
+          LogicalTensor t{scanned.empty() ? config_.name(member.name, rows_[r].layers[l], e)
+                                          : config_.name(member.name, scanned[static_cast<std::size_t>(e)], 0),
+                          rows_[r].shapes[m], config_.dtype_of(member)};
           refs.push_back({static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(l), e, static_cast<int>(m)});
           const auto other = facts_.dtypes.find(t.name);
           if (other != facts_.dtypes.end()) t.dtype = other->second;
@@ -222,39 +279,26 @@ void RuleLayout::seal() {
     rules.add_u64(static_cast<std::uint64_t>(row.per));
     for (const Program& program : row.programs) rules.add_text(to_string(program));
     for (const std::string& name : row.names) rules.add_text(name);
+    if (row.guest) rules.add_text("guest");
     for (const ActiveRow::Copy& copy : row.extra) rules.add_text(copy.name);
     for (const Member& m : row.row->members) {
       rules.add_text(m.name).add_text(m.shape).add_text(m.dtype);
       if (!m.of.empty()) rules.add_text("of").add_text(m.of);
     }
   }
-  recipe_ = {std::string(config_.family->name), canonical_spec(spec_), hash128(config_.canonical), rules.finish()};
-  Hasher all;
-  all.add_text("rule layout")
-      .add_text(recipe_.spec)
-      .add_text(recipe_.config_digest.hex())
-      .add_text(recipe_.rules_digest.hex());
-  for (const std::string& name : facts_.copies) all.add_text(name);
-  all.add_u64(facts_.copies.size());
-  for (const auto& [name, dtype] : facts_.dtypes) all.add_text(name).add_text(to_string(dtype));
-  digest_ = all.finish();
+  ModelLayout::seal(rules.finish());
 }
 
 std::vector<std::pair<TensorId, std::string_view>> RuleLayout::values() const {
   std::vector<std::pair<TensorId, std::string_view>> out;
   for (const ActiveRow& row : rows_)
-    if (const std::string_view value = value_of(row.programs[0]); !value.empty())
-      for (std::size_t l = 0; l < row.layers.size(); ++l)
+    for (std::size_t m = 0; m < row.shapes.size(); ++m) {
+      const std::string_view value = transform_of(row, row.programs[row.parameter_of[m]]);
+      for (std::size_t l = 0; l < row.layers.size() && !value.empty(); ++l)
         for (std::int64_t e = 0; e < row.experts && row.spots[l].stage >= 0; ++e)
-          for (std::size_t m = 0; m < row.shapes.size(); ++m)
-            out.emplace_back(ids_[row.index(l, e, static_cast<int>(m))], value);
+          out.emplace_back(ids_[row.index(l, e, static_cast<int>(m))], value);
+    }
   return out;
-}
-
-std::string RuleLayout::host(Rank rank) const {
-  const auto prefix = spec_.texts.find("hosts");
-  const std::string name = prefix != spec_.texts.end() ? prefix->second : side_->engine ? "tgt" : "src";
-  return name + "-" + std::to_string(rank.value / static_cast<std::uint64_t>(spec_.number("gpus_per_host")));
 }
 
 Interval RuleLayout::experts_at(const ActiveRow& row, const Coordinates& at) const {
@@ -394,7 +438,13 @@ std::string RuleLayout::parameter_name(const Slot& slot) const {
     const Coordinates first(meshes_[row.grid].axes().size(), 0);
     expert %= std::max<std::int64_t>(1, experts_at(row, first).size());
   }
-  if (!side_->stages) return config_.name(name, layer, expert);
+  if (!side_->stages) {
+    name = config_.name(name, layer, expert);
+    constexpr std::string_view kModelPart = "model.";
+    if (side_ == &hf_side() && !facts_.prefix.empty() && name.starts_with(kModelPart))
+      name.replace(0, kModelPart.size(), facts_.prefix);
+    return name;
+  }
   name = instantiate(name, spot.layer, draft, expert);
   if (spec_.number("vpp") == 1) return name;
   return "chunk" + std::to_string(spot.chunk) + "." + name;
@@ -415,7 +465,8 @@ Status RuleLayout::build_slots() {
             const TensorId id = ids_[rows_[r].index(l, s.expert, rows_[r].member_in(m))];
             s.dtype = catalogue_.tensors[id.value].dtype;
             if (!made.rows[r]->list.empty()) s.dtype = made.rows[r]->list[m].cast.value_or(s.dtype);
-            named.emplace_back(parameter_name(s), s);
+            // No name has this character, and none of the same length follows it.
+            named.emplace_back(parameter_name(s) + (rows_[r].guest ? "\x01" : ""), s);
           }
   std::vector<std::uint32_t> order(named.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -428,6 +479,11 @@ Status RuleLayout::build_slots() {
     slot_of_[order[i]] = static_cast<std::uint32_t>(i);
     slots_.push_back(named[order[i]].second);
   }
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    if (rows_[slots_[i].row].guest && (i == 0 || slots_[i - 1].dtype != slots_[i].dtype ||
+                                       parameter_name(slots_[i - 1]) != parameter_name(slots_[i])))
+      return Error(Code::kUnsupported, spec_.side + ": shared=fused: " + parameter_name(slots_[i]) +
+                                           " would hold experts of different dtypes");
   sort_by_stage();
   // What the rules refuse, they refuse on rank 0 too; the sizes are checked again for each rank that is expanded.
   REFIT_TRY(offsets(made));
@@ -495,6 +551,11 @@ Result<RankLayout> RuleLayout::expand(Rank rank) const {
     for (const Template::Part& part : t->parts)
       keys.push_back({ids_[rows_[s.row].index(s.layer, part.expert >= 0 ? part.expert : s.expert, part.member)], &part,
                       own.at[i] + part.lie.offset * item, item, s.dtype});
+    if (rows_[s.row].guest) {
+      // Its host comes right before it, and holds one expert more.
+      out.parameters.back().shape[0] += 1;
+      continue;
+    }
     out.parameters.push_back({parameter_name(s), t->shape, s.dtype, 0, own.at[i], std::string(t->value)});
   }
   std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
@@ -567,28 +628,6 @@ std::span<const Pattern> RuleLayout::patterns() const {
 std::span<const std::uint32_t> RuleLayout::pattern_of() const {
   patterns();
   return pattern_of_;
-}
-
-Result<std::shared_ptr<const Layout>> rule_layout(std::string_view config_json, std::string_view spec_text,
-                                                  const Catalogue* names) {
-  REFIT_ASSIGN(ModelConfig config, read_config(config_json, names));
-  REFIT_ASSIGN(Spec spec, parse_spec(spec_text));
-  CheckpointFacts facts;
-  if (names) {
-    REFIT_ASSIGN(facts, read_facts(config, *names));
-  }
-  REFIT_ASSIGN(auto made, RuleLayout::make(std::move(config), std::move(spec), std::move(facts)));
-  return std::shared_ptr<const Layout>(std::move(made));
-}
-
-Result<std::shared_ptr<const Layout>> sibling_layout(const Layout& made, std::string_view spec_text) {
-  const auto* rules = dynamic_cast<const RuleLayout*>(&made);
-  if (!rules)
-    return Error(Code::kUnsupported,
-                 "SPEC '" + std::string(spec_text) + "' needs a layout made by rules; this one has explicit holdings");
-  REFIT_ASSIGN(Spec spec, parse_spec(spec_text));
-  REFIT_ASSIGN(auto out, RuleLayout::make(rules->config(), std::move(spec), rules->facts()));
-  return std::shared_ptr<const Layout>(std::move(out));
 }
 
 }  // namespace refit::model

@@ -8,24 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "model/families/config.h"
-#include "model/layout.h"
+#include "model/model_layout.h"
 #include "model/rules/arrangement.h"
-#include "model/sides/side.h"
 
 namespace refit::model {
-
-// What a checkpoint adds to its configuration.
-struct CheckpointFacts {
-  bool fused = false;                   // experts stacked on disk
-  std::set<std::string> copies;         // tied tensors that are there nevertheless
-  std::map<std::string, DType> dtypes;  // logical tensors that differ from the configuration's dtype
-  friend bool operator==(const CheckpointFacts&, const CheckpointFacts&) = default;
-};
-
-// Compares a checkpoint's tensors with the configuration's. Errors: kMismatch naming tensors that are missing, unknown
-// or of another shape.
-Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& names);
 
 // Where a layer's parameters lie in the pipeline. stage < 0: nowhere on this side.
 struct Spot {
@@ -40,15 +26,17 @@ struct ActiveRow {
   std::vector<Program> programs;          // by own member
   std::vector<std::size_t> parameter_of;  // by member: which own member holds it
   std::vector<std::int64_t> layers;
-  std::vector<Spot> spots;   // by layer
-  std::vector<Dims> shapes;  // by member
-  std::vector<Dims> scaled;  // of block scales on a side that cuts them as their weights: the weights' shapes
+  std::vector<std::int64_t> scanned;  // layers that one array holds; they stand in the place of experts then
+  std::vector<Spot> spots;            // by layer
+  std::vector<Dims> shapes;           // by member
+  std::vector<Dims> scaled;           // of block scales on a side that cuts them as their weights: the weights' shapes
   Symbols symbols;
   std::size_t grid = 0;                // mesh that places it
   std::int64_t experts = 1;            // tensors a member has in one layer
   std::int64_t parameter_experts = 1;  // parameters a member has in one layer
   bool picks = false;                  // one parameter an expert out of tensors that hold all
   bool stacks = false;                 // its program lays the experts of one array
+  bool guest = false;                  // its arrays lie behind those of another row, in its parameters
   std::size_t first = 0;               // of its tensors in RuleLayout::ids_
   std::vector<std::string> names;      // of parameters, by own member
   struct Copy {
@@ -94,26 +82,17 @@ struct Lying {
 };
 using Lyings = std::vector<Lying>;
 
-class RuleLayout final : public Layout {
+class RuleLayout final : public ModelLayout {
  public:
   static Result<std::shared_ptr<const RuleLayout>> make(ModelConfig config, Spec spec, CheckpointFacts facts);
 
-  const Catalogue& catalogue() const override { return catalogue_; }
   std::int64_t world() const override { return meshes_[0].size(); }
-  std::int64_t instances() const override { return spec_.number("replicas"); }
-  Hash128 digest() const override { return digest_; }
   Result<RankLayout> expand(Rank rank) const override;
   Result<std::vector<Place>> places(Rank rank, std::span<const TensorId> tensors) const override;
   Result<std::vector<std::uint32_t>> alike() const override;
-  std::string host(Rank rank) const override;
   std::span<const Pattern> patterns() const override;
   std::span<const std::uint32_t> pattern_of() const override;
   std::vector<std::pair<TensorId, std::string_view>> values() const override;
-  const Recipe* recipe() const override { return &recipe_; }
-  std::string serialise() const override;
-
-  const ModelConfig& config() const { return config_; }
-  const CheckpointFacts& facts() const { return facts_; }
 
  private:
   // One parameter's array on one rank, for every layer alike.
@@ -178,6 +157,8 @@ class RuleLayout final : public Layout {
   Status activate_rows();
   // Its rule on this side. Errors: kUnsupported naming a tensor that the side has none for.
   Status choose_rule(ActiveRow& active, const std::vector<SideRule>& rules) const;
+  Status join_experts(ActiveRow& active) const;
+  Status take_presets(ActiveRow& active, const std::vector<Preset>& presets) const;
   Status share_out(ActiveRow& active) const;
   Status place(ActiveRow& active) const;
   Status build_catalogue();
@@ -205,21 +186,14 @@ class RuleLayout final : public Layout {
   Result<RowShards> row_shards(const ActiveRow& row) const;
   Status build_patterns() const;
 
-  ModelConfig config_;
-  Spec spec_;
-  CheckpointFacts facts_;
-  const Side* side_ = nullptr;
   std::vector<Mesh> meshes_;  // of the model, of the experts
   std::int64_t chunks_ = 1;
   std::vector<ActiveRow> rows_;
-  Catalogue catalogue_;
   std::vector<TensorId> ids_;
   std::vector<Ref> refs_;               // by TensorId
   std::vector<Slot> slots_;             // in the order of the buffer
   std::vector<std::uint32_t> slot_of_;  // by ActiveRow::slot()
   std::vector<StageSlots> stages_;
-  Recipe recipe_;
-  Hash128 digest_;
 
   // Made on first use; shared by threads behind the flag.
   mutable std::once_flag patterns_made_;

@@ -120,7 +120,7 @@ struct RuleLayout::RowShards {
   bool alike = false;          // no rank has other experts of a stack than another: one speaks for all
   std::vector<Lyings> lyings;  // by expert (where the array holds a stack) and member
   std::vector<std::pair<std::uint32_t, std::uint32_t>> free;
-  std::optional<DType> cast;
+  std::vector<std::optional<DType>> casts;  // by member
 };
 
 Result<RuleLayout::RowShards> RuleLayout::row_shards(const ActiveRow& row) const {
@@ -137,16 +137,18 @@ Result<RuleLayout::RowShards> RuleLayout::row_shards(const ActiveRow& row) const
   out.alike = experts_alike(row, mesh);
   const std::int64_t experts = out.alike ? 1 : row.experts;
   out.lyings.resize(static_cast<std::size_t>(row.stacks ? experts : 1) * row.shapes.size());
+  out.casts.resize(row.shapes.size());
   Coordinates at(mesh.axes().size(), 0);
   do {
     REFIT_ASSIGN(const std::vector<Template> made, templates(row, at, experts));
     const auto first = static_cast<std::uint32_t>(mesh.rank(at));
     for (const Template& t : made) {
-      out.cast = t.cast;  // one for the row, by its table
-      for (const Template::Part& part : t.parts)
+      for (const Template::Part& part : t.parts) {
+        out.casts[static_cast<std::size_t>(part.member)] = t.cast;  // the same on all ranks, by its table
         out.lyings[static_cast<std::size_t>(std::max<std::int64_t>(part.expert, 0)) * row.shapes.size() +
                    static_cast<std::size_t>(part.member)]
             .push_back({part.lie, first});
+      }
     }
   } while (advance(mesh, read, at));
   return out;
@@ -178,7 +180,7 @@ Status RuleLayout::build_patterns() const {
       for (const ActiveRow::Copy& copy : row.extra) add(copy.spot.stage);
       std::stable_sort(all.begin(), all.end(), [](const Lying& a, const Lying& b) { return a.first < b.first; });
       Pattern pattern{row.shapes[which % row.shapes.size()], dtype, {}};
-      if (!all.empty()) pattern.shards = gather(all, made.cast.value_or(dtype), made.free);
+      if (!all.empty()) pattern.shards = gather(all, made.casts[which % row.shapes.size()].value_or(dtype), made.free);
       const auto [at, fresh] = known.emplace(key_of(pattern), static_cast<std::uint32_t>(patterns_.size()));
       if (fresh) patterns_.push_back(std::move(pattern));
       return at->second;

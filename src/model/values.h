@@ -3,6 +3,9 @@
 //   minus_one  w − 1 (norms that a trainer counts from zero); undone by adding 1
 //   neg_exp    −exp(w) (state matrices as an engine uses them); undone by a logarithm, so only up to what w's dtype
 //   keeps
+//   plus_one   w + 1 (norms that a trainer applies as they are, of a family that counts them from zero)
+//   over_sqrt:n, times_sqrt:n   w / √n (queries that hold their attention's scale), w · √n (embeddings that hold
+//   theirs; the root rounded to bf16)
 #pragma once
 #include <cstdint>
 #include <span>

@@ -47,6 +47,8 @@ from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt import gpt_layer_specs  # noqa: E402
 from megatron.core.models.mamba import MambaModel  # noqa: E402
+from megatron.core.resharding.copy_services.base import CopyService  # noqa: E402
+from megatron.core.resharding.refit import reshard_model_weights  # noqa: E402
 from megatron.core.ssm import gated_delta_net  # noqa: E402
 from megatron.core.ssm.mamba_block import MambaStack, MambaStackSubmodules  # noqa: E402
 from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules  # noqa: E402
@@ -86,6 +88,8 @@ FAMILIES = {"llama": (DENSE, True), "llama, tied": (DENSE, True), "llama, biases
             "deepseek_v3": (EXPERTS, True), "deepseek_v3, no q-LoRA": (EXPERTS, True), "glm4_moe": (EXPERTS, True), "gpt_oss": (PLAIN_BIAS, True),
             "qwen3_next": (EXPERTS, True), "qwen3_5": (["tp=1", "tp=2,pp=2", "tp=4"], True), "qwen3_5_moe": (EXPERTS, True),
             "nemotron_h": (["tp=1", "tp=2", "tp=4", "tp=2,ep=2", "ep=4", "tp=2,ep=2,etp=2"], False)}
+# Megatron's own resharder as a second opinion: four ranks of one layout to four of another.
+RESHARDS = {"llama": [("tp=2,pp=2", "tp=4")], "qwen2": [("tp=2,pp=2", "tp=4")], "qwen3": [("tp=4", "tp=2,pp=2")], "qwen3_moe": [("tp=2,pp=2", "ep=4")]}
 # What Megatron's local modules do without: sliding windows and yarn.
 PLAIN = {"gpt_oss": dict(sliding_window=64, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})}
 
@@ -197,7 +201,7 @@ def hybrid(config, hf, vocabulary):
 def build(hf, par, dtype):
     """[(prefix of Refit's names, module)]: one for each virtual chunk of this rank."""
     config = config_of(hf, par, dtype)
-    multiple = 128 * par["tp"]
+    multiple = par.get("multiple", 128) * par["tp"]
     out = []
     for v in range(par["vpp"]):
         if hf.model_type == "nemotron_h":
@@ -267,11 +271,66 @@ def check_rank(rank, hf, par, there, back, tokens):
         return counted, model(tokens, positions, mask)[..., :hf.vocab_size]
 
 
+def groups(par):
+    parallel_state.initialize_model_parallel(par["tp"], par["pp"], par["vpp"] if par["vpp"] > 1 else None, expert_model_parallel_size=par["ep"], expert_tensor_parallel_size=par["etp"])
+
+
+class Copies(CopyService):
+    """Megatron's resharder hands over what goes where; this sends it over gloo."""
+
+    def __init__(self):
+        self.out, self.into = [], []
+
+    def submit_send(self, src_tensor, dest_rank):
+        self.out.append((src_tensor, dest_rank))
+
+    def submit_recv(self, dest_tensor, src_rank):
+        self.into.append((dest_tensor, src_rank))
+
+    def run(self):
+        me = torch.distributed.get_rank()
+        own = [t for t, r in self.out if r == me]
+        for t, r in self.into:
+            if r == me:
+                t.copy_(own.pop(0))
+        waits = [torch.distributed.isend(t, r) for t, r in self.out if r != me] + [torch.distributed.irecv(t, r) for t, r in self.into if r != me]
+        for w in waits:
+            w.wait()
+
+
+def loaded(rank, hf, par, directory):
+    (prefix, model), = build(hf, par, torch.bfloat16)
+    files = {older(n): t for n, t in support.tensors(directory, f"rank{rank}").items()}
+    missing, unexpected = model.load_state_dict(files, strict=False)
+    assert not unexpected and all(m.endswith("_extra_state") for m in missing), (missing, unexpected)
+    return model
+
+
+def second_opinion(rank, hf, par, there, back, other):
+    """Megatron's own resharder from one live module to another, whose parameters must then be Refit's files of `back`."""
+    source = loaded(rank, hf, par, there)
+    parallel_state.destroy_model_parallel()
+    groups(other)
+    target = loaded(rank, hf, other, back)
+    want = {n: p.detach().clone() for n, p in target.named_parameters()}
+    for p in target.parameters():
+        p.data.fill_(7.0)
+    reshard_model_weights(source, target, service=Copies())
+    real = {"embedding.word_embeddings.weight": None, "output_layer.weight": None}
+    for n, p in target.named_parameters():
+        keep = slice(None)
+        if n in real:  # padding is nobody's
+            first = parallel_state.get_tensor_model_parallel_rank() * p.shape[0]
+            keep = slice(0, max(0, hf.vocab_size - first))
+        assert torch.equal(p[keep], want[n][keep]), f"rank {rank}: {n} differs"
+    return len(want), None
+
+
 def child(rank, world, port, hf, par, there, back, tokens, out):
     try:
         torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-        parallel_state.initialize_model_parallel(par["tp"], par["pp"], par["vpp"] if par["vpp"] > 1 else None, expert_model_parallel_size=par["ep"], expert_tensor_parallel_size=par["etp"])
-        torch.save(check_rank(rank, hf, par, there, back, tokens), out)
+        groups(par)
+        torch.save(second_opinion(rank, hf, par, there, back, tokens) if isinstance(tokens, dict) else check_rank(rank, hf, par, there, back, tokens), out)
         torch.distributed.barrier()
     except BaseException:
         pathlib.Path(str(out) + ".failed").write_text(traceback.format_exc())
@@ -315,6 +374,18 @@ def round_trip(desk, name, source, saved, hf, spec):
         support.equal(support.tensors(again, "model"), saved, full)
 
 
+def reshard(desk, name, source, hf, spec, other):
+    """Refit's files of two layouts, and Megatron's way from one to the other."""
+    # One padded vocabulary for both: Megatron's resharder takes whole shards.
+    pars = [dict(sizes(s)[0], multiple=256 // sizes(s)[0]["tp"]) for s in (spec, other)]
+    full = [f"megatron:{s},spec=local,vocab_multiple={p['multiple']}" for s, p in zip((spec, other), pars)]
+    with desk.row(name, "Megatron's own resharder between live modules = the files of the target's layout", f"megatron:{spec} → {other}") as row:
+        there, back = desk.base / "there", desk.base / "back"
+        desk.convert(source, full[0], there)
+        desk.convert(source, full[1], back)
+        row["checked"] = sum(n for n, _ in on_ranks(hf, pars[0], 4, there, back, pars[1]))
+
+
 def forward(desk, name):
     """In float32, on one rank and, where the family's modules allow it, with tp=2."""
     model = models.build(name, dtype="float32", **PLAIN.get(name, {}))
@@ -349,6 +420,8 @@ def main():
         saved = support.tensors(source, "model")
         for spec in specs:
             round_trip(desk, name, source, saved, model.config, spec)
+        for spec, other in RESHARDS.get(name, []):
+            reshard(desk, name, source, model.config, spec, other)
         shutil.rmtree(source)
         if runs:
             forward(desk, name)

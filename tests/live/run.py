@@ -14,7 +14,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs/proven-against.md"
-COMPARISONS = ["transformers_models.py", "vllm_layouts.py", "megatron_modules.py", "nnx_models.py"]
+COMPARISONS = ["transformers_models.py", "torch_shards.py", "vllm_layouts.py", "megatron_modules.py", "nnx_models.py", "tunix_models.py"]
 ENVIRONMENTS = {"sglang_layouts.py": ".cache/venv-sglang"}
 SKIPPED = 77
 DEADLINE = 1800
@@ -31,6 +31,7 @@ What stands in for what a machine without a GPU lacks:
   CPU kernels lack them. Its models, and SGLang's, are compared before the engine repacks them.
 - SGLang: two operators of another engine are names without bodies; no NCCL communicator. DP attention is that with
   `--enable-dp-lm-head`.
+- Tunix: its models alone, without the trainers that its package imports.
 - Megatron-Core: `torch.cuda.current_device`, `Tensor.cuda` and the GPU's random state are replaced; latent attention's kernel is
   plain causal attention, Qwen3-Next's and 3.5's norms count from 1 as under Transformer Engine, the delta net's L2 norm is a line of
   torch, Nemotron-H's mixer takes a norm with nothing but its weight. gpt-oss runs without sliding windows and yarn. Nemotron-H's

@@ -49,10 +49,11 @@ def state_dict(desk, name, model, source, want):
             held = [support.tensors(there, f"rank{r}") for r in range(ranks)]
             own = model.state_dict()
             held = [{n.replace("backbone.", "model.", 1): t for n, t in h.items()} for h in held]  # transformers 5 renames Nemotron-H on the way in
-            joined = {n: torch.cat([h[n] for h in held if n in h]) for n in dict.fromkeys(n for h in held for n in h)}
+            whole = own.keys() - dict(model.named_parameters()).keys()  # buffers: FSDP2 leaves them alone
+            joined = {n: held[0][n] if n in whole else torch.cat([h[n] for h in held if n in h]) for n in dict.fromkeys(n for h in held for n in h)}
             for n, t in own.items():
                 if n in joined:
-                    for h, chunk in zip(held, t.chunk(ranks)):  # FSDP2's cut
+                    for h, chunk in zip(held, [t] * ranks if n in whole else t.chunk(ranks)):  # FSDP2's cut
                         assert torch.equal(h[n], chunk), f"{n}: {list(h[n].shape)} is not {list(chunk.shape)}"
             tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
             row["checked"] = support.equal(joined, {n: t for n, t in own.items() if n not in tied}, spec)

@@ -34,7 +34,7 @@ Result<std::int64_t> integer(const json& value, std::string_view key, std::int64
   return n;
 }
 
-Result<const Family*> family_of(const json& config) {
+Result<const Family*> family_of(const json& config, std::span<const Family* const> all) {
   std::string type, names;
   if (given(config, "model_type")) {
     if (!config["model_type"].is_string())
@@ -45,11 +45,12 @@ Result<const Family*> family_of(const json& config) {
                      config["architectures"].size() == 1 && config["architectures"][0].is_string();
   const std::string architecture = lists ? config["architectures"][0].get<std::string>() : "";
   if (type.empty() && architecture.empty()) return bad("model_type", "is missing");
-  for (const Family* f : families()) {
+  for (const Family* f : all) {
     names += (names.empty() ? "" : ", ") + std::string(f->name);
     const bool called = type == f->name || std::find(f->aliases.begin(), f->aliases.end(), type) != f->aliases.end();
-    if (type.empty() ? architecture != f->architecture : !called) continue;
-    if (!architecture.empty() && architecture != f->architecture)
+    const bool mine = architecture == f->architecture || (!f->whole.empty() && architecture == f->whole);
+    if (type.empty() ? !mine : !called) continue;
+    if (!architecture.empty() && !mine)
       return Error(Code::kUnsupported, "config.json: architectures names " + architecture + "; of model_type " + type +
                                            " only " + std::string(f->architecture) + " is built");
     return f;
@@ -390,8 +391,8 @@ void infer_drafts(const Catalogue& names, const Family& family, json& config) {
   if (given(config, key)) {
     const json& layers = config.value("num_hidden_layers", json());
     if (!config[key].is_number_unsigned() || (family.draft_prefix.empty() && !layers.is_number_unsigned())) return;
-    const std::string prefix = family.draft_prefix.empty() ? "model.layers." + layers.dump() + "."
-                                                           : instantiate(family.draft_prefix, 0, 0, 0);
+    const std::string prefix =
+        family.draft_prefix.empty() ? "model.layers." + layers.dump() + "." : instantiate(family.draft_prefix, 0, 0, 0);
     if (std::none_of(names.tensors.begin(), names.tensors.end(),
                      [&](const LogicalTensor& t) { return t.name.starts_with(prefix); }))
       config[key] = 0;
@@ -451,6 +452,7 @@ std::vector<std::int64_t> ModelConfig::layers(const Row& row) const {
   if (row.where == kModel) return {-1};
   const std::int64_t decoder = size("L");
   const auto fits = [&](std::int64_t layer, std::string_view conjunction) {
+    if (conjunction == "mtp0") return layer == decoder;
     if (conjunction == "mtp" || layer >= decoder) return conjunction == "mtp" && layer >= decoder;
     if (conjunction == kEveryLayer) return true;
     for (std::string_view part : split(conjunction, '&')) {
@@ -475,6 +477,22 @@ bool ModelConfig::has_dense() const {
   return std::any_of(family->rows.begin(), family->rows.end(), [&](const Row& row) {
     return row.kind == Kind::kMlpDown && row.members[0].shape == "H,I" && active(row) && !layers(row).empty();
   });
+}
+
+std::string ModelConfig::tensor_with(std::string_view symbol) const {
+  const auto uses = [&](std::string_view shape) {
+    for (std::size_t at = 0; at < shape.size();) {
+      const std::size_t end = std::min(shape.find_first_of(",*+:/", at), shape.size());
+      if (shape.substr(at, end - at) == symbol) return true;
+      at = end + 1;
+    }
+    return false;
+  };
+  for (const Row& row : family->rows)
+    for (const Member& m : row.members)
+      if (uses(m.shape) && active(row))
+        if (const auto where = layers(row); !where.empty()) return name(m.name, where[0], 0);
+  return {};
 }
 
 DType ModelConfig::dtype_of(const Member& member) const {
@@ -526,11 +544,14 @@ std::string ModelConfig::name(std::string_view pattern, std::int64_t layer, std:
          instantiate(pattern.substr(kDecoderNames.size()), layer, draft, expert);
 }
 
-Result<ModelConfig> read_config(std::string_view config_json, const Catalogue* names) {
+Result<ModelConfig> read_config(std::string_view config_json, const Catalogue* names,
+                                std::span<const Family* const> known) {
   json config = json::parse(config_json, nullptr, false);
   if (config.is_discarded() || !config.is_object()) return Error(Code::kInvalid, "config.json is not a JSON object");
   ModelConfig out;
-  REFIT_ASSIGN(out.family, family_of(config));
+  REFIT_ASSIGN(out.family, family_of(config, known));
+  out.multimodal = !out.family->whole.empty() && given(config, "architectures") &&
+                   config["architectures"] == json::array({std::string(out.family->whole)});
   if (!out.family->nested.empty() && given(config, out.family->nested)) {
     json inner = config[std::string(out.family->nested)];
     if (!inner.is_object()) return bad(out.family->nested, "must be an object, not " + short_text(inner));

@@ -1,6 +1,7 @@
 // A model's configuration as the rules see it: family, sizes and flags by symbol, the traits of each layer.
 #pragma once
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@ struct ModelConfig {
   const Family* family = nullptr;
   Symbols symbols;                                       // sizes, and flags as 0 or 1
   std::map<std::string_view, std::vector<bool>> traits;  // by name, by layer of the decoder
+  bool multimodal = false;                               // config.json is of the family's `whole`
   DType dtype = DType::kBF16;                            // torch_dtype or dtype; bf16 when neither is there
   std::string canonical;                                 // the keys that were read, sorted, as JSON
 
@@ -40,13 +42,16 @@ struct ModelConfig {
   Dims block() const { return {size("bn"), size("bk")}; }
   // Names that hold the same tensor, as (primary, copy).
   std::vector<std::pair<std::string, std::string>> ties() const;
+  // The first tensor whose shape has the symbol; none: empty.
+  std::string tensor_with(std::string_view symbol) const;
   std::string name(std::string_view pattern, std::int64_t layer, std::int64_t expert) const;
 };
 
 // Reads only the family's keys. Errors: kInvalid naming a key that is missing, contradicts another or is absurd;
 // kUnsupported for a family that is not built, or a quantised checkpoint.
-// `names`: a checkpoint's tensors, which may tell of draft layers.
-Result<ModelConfig> read_config(std::string_view config_json, const Catalogue* names = nullptr);
+// `names`: a checkpoint's tensors, which may tell of draft layers. `known`: the families that it may be of.
+Result<ModelConfig> read_config(std::string_view config_json, const Catalogue* names = nullptr,
+                                std::span<const Family* const> known = families());
 
 // Name with {layer}, {mtp} and {expert} filled in.
 std::string instantiate(std::string_view pattern, std::int64_t layer, std::int64_t mtp, std::int64_t expert);

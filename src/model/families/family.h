@@ -33,7 +33,7 @@ bool is_expert(Kind kind);      // placed by the expert grid of the mesh
 bool is_per_expert(Kind kind);  // a tensor for each expert
 
 // Which layers have a row: alternatives separated by '|', each a conjunction ('&') of layer traits, '!' for not.
-// `kEveryLayer` is the decoder; "mtp" its draft layers, numbered on from the last.
+// `kEveryLayer` is the decoder; "mtp" its draft layers, numbered on from the last, "mtp0" the first of them.
 inline constexpr std::string_view kModel = "", kEveryLayer = "*", kDenseLayer = "!moe", kMoeLayer = "moe";
 
 struct Member {
@@ -83,6 +83,8 @@ struct Row {
   std::vector<Own> own = {};
   bool first_stage = false;  // of the model's own rows: lies where the pipeline begins, not where it ends
   bool in_blocks = false;    // matrices that FP8 checkpoints hold in codes with scales
+  bool shared = false;       // shared experts: engines may keep them behind the routed ones
+  bool buffer = false;       // a buffer of its module: trainers that shard parameters leave it whole
 };
 
 // A key of config.json. `otherwise` is a term, "a/b", or empty when the key must be there. Without a key the number
@@ -160,9 +162,13 @@ struct Family {
   bool jax_cut = true;                         // whose matrices are cut over tp
   std::string_view jax_norm = ".scale";
   std::string_view nested = {};  // key of config.json under which the text model's keys may stand
+  std::string_view whole = {};   // architecture of the model of which this is the language part
   std::string_view embedding = "model.embed_tokens.weight";  // that a tied head shares
   LayerKeys layer_keys = {};
   std::vector<Quantised> quantised = {};
+  // Names of modules and parameters in the order of registration, where siblings have another order than in most
+  // families (flat_layout.cpp): each group of siblings that differs, whole.
+  std::string_view modules = {};
 };
 
 inline constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kHead = "lm_head.weight";

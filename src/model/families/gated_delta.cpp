@@ -118,15 +118,16 @@ std::vector<Row> shared_expert(std::string_view where) {
            .jax = REFIT_LAYER "mlp.shared_experts.shared_expert_gate.kernel"}};
 }
 
+// One set for all draft layers.
 std::vector<Row> drafts() {
   const auto norm = [](std::string_view name, std::string_view megatron) {
-    return Row{.where = "mtp", .members = {{name, "H"}}, .megatron = megatron};
+    return Row{.where = "mtp0", .members = {{name, "H"}}, .megatron = megatron};
   };
   return {norm("mtp.pre_fc_norm_embedding.weight", "mtp.layers.{mtp}.enorm.weight"),
           norm("mtp.pre_fc_norm_hidden.weight", "mtp.layers.{mtp}.hnorm.weight"),
           norm("mtp.norm.weight", "mtp.layers.{mtp}.final_layernorm.weight"),
           {.kind = Kind::kColumn,
-           .where = "mtp",
+           .where = "mtp0",
            .members = {{"mtp.fc.weight", "H,2*H"}},
            .megatron = "mtp.layers.{mtp}.eh_proj.weight"}};
 }

@@ -32,7 +32,10 @@ const Family& gemma3() {
                norm(kEveryLayer, REFIT_LAYER "post_feedforward_layernorm.weight",
                     REFIT_DECODER "mlp.linear_fc2.post_layernorm.weight"),
                gate_up(kEveryLayer), down(kEveryLayer)},
-      .jax = true};
+      .aliases = {"gemma3"},
+      .jax = true,
+      .nested = "text_config",
+      .whole = "Gemma3ForConditionalGeneration"};
   return family;
 }
 

@@ -107,7 +107,9 @@ std::vector<Row> norms() {
           // Multiplies the layer's output: a buffer, but learned.
           {.where = kEveryLayer,
            .members = {{REFIT_GEMMA4_LAYER "layer_scalar", "1"}},
-           .megatron = REFIT_GEMMA4_DECODER "layer_scalar"}};
+           .megatron = REFIT_GEMMA4_DECODER "layer_scalar",
+           .own = {{Names::kFused, Per::kTensor, {load(0)}}},
+           .buffer = true}};
 }
 
 // The dense MLP: Megatron calls it the shared expert where there are others.
@@ -255,13 +257,22 @@ const Family& gemma4() {
                             mlp(),
                             per_layer(),
                             experts()}),
+      .aliases = {"gemma4"},
       .jax = true,
       .jax_norm = ".weight",
       .nested = "text_config",
-      .layer_keys = {
-          .key = "per_layer_config",
-          .trait = "full",
-          .renamed = {{"head_dim", "global_head_dim"}, {"num_key_value_heads", "num_global_key_value_heads"}}}};
+      .whole = "Gemma4ForConditionalGeneration",
+      .layer_keys = {.key = "per_layer_config",
+                     .trait = "full",
+                     .renamed = {{"head_dim", "global_head_dim"},
+                                 {"num_key_value_heads", "num_global_key_value_heads"}}},
+      .modules =
+          "embed_tokens layers norm embed_tokens_per_layer per_layer_model_projection per_layer_projection_norm "
+          "self_attn mlp input_layernorm post_attention_layernorm pre_feedforward_layernorm "
+          "post_feedforward_layernorm per_layer_input_gate per_layer_projection post_per_layer_input_norm "
+          "router experts post_feedforward_layernorm_1 post_feedforward_layernorm_2 "
+          "pre_feedforward_layernorm_2 layer_scalar q_proj q_norm k_norm k_proj v_proj o_proj "
+          "scale per_expert_scale proj"};
   return family;
 }
 

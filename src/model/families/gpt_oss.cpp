@@ -155,7 +155,9 @@ const Family& gpt_oss() {
                             oss_router(),
                             oss_when("!mxfp4", oss_experts()),
                             oss_when("mxfp4", oss_blocks())}),
-      .quantised = {{.method = "mxfp4"}}};
+      .quantised = {{.method = "mxfp4"}},
+      .modules = "sinks q_proj k_proj v_proj o_proj router experts gate_up_proj gate_up_proj_bias down_proj "
+                 "down_proj_bias"};
   return family;
 }
 

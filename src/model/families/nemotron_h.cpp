@@ -198,7 +198,9 @@ const Family& nemotron_h() {
                         mamba(),
                         attention_and_mlp(),
                         experts()}),
-      .embedding = "backbone.embeddings.weight"};
+      .embedding = "backbone.embeddings.weight",
+      .modules = "backbone lm_head embeddings layers norm_f dt_bias A_log D conv1d in_proj norm mixer out_proj experts "
+                 "gate shared_experts"};
   return family;
 }
 

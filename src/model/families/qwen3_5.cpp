@@ -55,7 +55,12 @@ Family delta_table(std::string_view name, std::string_view alias, std::string_vi
              .draft = "mtp",
              .draft_prefix = "mtp.layers.{mtp}.",
              .aliases = {alias},
-             .nested = "text_config"};
+             .nested = "text_config",
+             .whole = moe ? "Qwen3_5MoeForConditionalGeneration" : "Qwen3_5ForConditionalGeneration",
+             .modules =
+                 "linear_attn self_attn mlp input_layernorm post_attention_layernorm gate experts "
+                 "shared_expert shared_expert_gate dt_bias A_log conv1d norm out_proj in_proj_qkv in_proj_z "
+                 "in_proj_b in_proj_a"};
   // Every layer has experts.
   if (moe) out.traits.push_back({.name = "moe", .how = LayerTrait::How::kFrom});
   return out;

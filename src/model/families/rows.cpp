@@ -1,7 +1,4 @@
 // Rows that the Llama-like families share: the same names, shapes and placements.
-#include <mutex>
-#include <set>
-
 #include "model/families/family.h"
 #include "model/rules/symbols.h"
 
@@ -10,14 +7,6 @@
 
 namespace refit::model::rows {
 namespace {
-
-// Tables view their texts; those that are made from others live as long as the program.
-std::string_view kept(std::string text) {
-  static std::mutex mutex;
-  static std::set<std::string, std::less<>> texts;
-  const std::lock_guard lock(mutex);
-  return *texts.insert(std::move(text)).first;
-}
 
 // "a.weight|b.weight" as the names of their scales.
 std::string_view scales_of(std::string_view names) {
@@ -194,7 +183,10 @@ Row correction_bias(std::string_view where) {
   return {.where = where,
           .members = {{REFIT_LAYER "mlp.gate.e_score_correction_bias", "E", "f32"}},
           .megatron = REFIT_DECODER "mlp.router.expert_bias",
-          .own = {{Names::kEngine, Per::kRow, f32}, {Names::kMegatron, Per::kRow, f32}}};
+          .own = {{Names::kFused, Per::kTensor, {op::load(0)}},
+                  {Names::kEngine, Per::kRow, f32},
+                  {Names::kMegatron, Per::kRow, f32}},
+          .buffer = true};
 }
 
 std::vector<Row> shared_experts(std::string_view where) {
@@ -204,12 +196,14 @@ std::vector<Row> shared_experts(std::string_view where) {
                        {REFIT_LAYER "mlp.shared_experts.up_proj.weight", "Is,H"}},
            .engine = REFIT_LAYER "mlp.shared_experts.gate_up_proj.weight",
            .megatron = REFIT_DECODER "mlp.shared_experts.linear_fc1.weight",
-           .in_blocks = true},
+           .in_blocks = true,
+           .shared = true},
           {.kind = Kind::kMlpDown,
            .where = where,
            .members = {{REFIT_LAYER "mlp.shared_experts.down_proj.weight", "H,Is"}},
            .megatron = REFIT_DECODER "mlp.shared_experts.linear_fc2.weight",
-           .in_blocks = true}};
+           .in_blocks = true,
+           .shared = true}};
 }
 
 std::vector<Row> draft_rows() {

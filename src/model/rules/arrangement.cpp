@@ -91,6 +91,26 @@ Status factor(Arrangement& array, int axis, const Dims& radices) {
   return {};
 }
 
+// See op::unfold.
+Status unfold(Arrangement& array, int axis, const Dims& radices) {
+  REFIT_TRY(factor(array, axis, radices));
+  const auto a = static_cast<std::size_t>(axis);
+  array.shape.erase(array.shape.begin() + axis);
+  array.shape.insert(array.shape.begin() + axis, radices.begin(), radices.end());
+  Piece& p = array.pieces[0];
+  const std::vector<int> axis_of = p.view.axis_of();
+  p.base.assign(array.shape.size(), 0);
+  int inner = 0;
+  for (std::size_t f = 0; f < p.places.size(); ++f) {
+    if (axis_of[f] == axis)
+      p.places[f] = {axis + inner++, 1};
+    else if (axis_of[f] > axis)
+      p.places[f].axis += static_cast<int>(radices.size()) - 1;
+  }
+  REFIT_CHECK(static_cast<std::size_t>(inner) == radices.size() && a < array.shape.size());
+  return {};
+}
+
 // See op::component.
 Status narrow_to(Arrangement& array, int axis, std::size_t k, const Dims& sizes, Dims groups) {
   const auto a = static_cast<std::size_t>(axis);
@@ -260,6 +280,10 @@ class Machine {
         REFIT_ASSIGN(const Dims radices, evaluate_terms(op.term, *frame_.symbols));
         return factor(top(), op.axis, radices);
       }
+      case OpCode::kUnfold: {
+        REFIT_ASSIGN(const Dims radices, evaluate_terms(op.term, *frame_.symbols));
+        return unfold(top(), op.axis, radices);
+      }
       case OpCode::kCut: {
         REFIT_ASSIGN(const Interval keep, interval(op.cut, top().shape[static_cast<std::size_t>(op.axis)]));
         cut_to(top(), op.axis, keep);
@@ -299,10 +323,11 @@ class Machine {
         }
         return permute(top(), order);
       }
-      case OpCode::kValue:
-        top().value = op.term;
+      case OpCode::kValue: {
+        REFIT_ASSIGN(top().value, value_of(op.term, *frame_.symbols));
         top().cast = DType::kF32;
         return {};
+      }
       case OpCode::kSqueeze:
         return squeeze(top(), op.axis);
       case OpCode::kCast: {
@@ -482,10 +507,20 @@ Lie lie_of(const Piece& piece, const Dims& shape) {
   return out;
 }
 
+std::vector<Lie> flat_range(const Dims& shape, Interval range) {
+  Arrangement all{.shape = shape, .pieces = {whole_piece(0, shape)}, .cast = {}, .value = {}};
+  while (all.shape.size() > 1) REFIT_CHECK(merge(all, 0).ok());
+  if (!all.shape.empty()) cut_to(all, 0, range);
+  std::vector<Lie> out;
+  for (const Piece& p : all.pieces)
+    if (!empty(p.box)) out.push_back(lie_of(p, all.shape));
+  return out;
+}
+
 std::string to_string(const Program& program) {
-  static constexpr std::string_view kOps[] = {"load",       "view",  "component", "cut",  "pad",     "concat",
-                                              "interleave", "stack", "pick",      "only", "permute", "squeeze",
-                                              "cast",       "value", "hole",      "merge"};
+  static constexpr std::string_view kOps[] = {"load",       "view",  "component", "cut",   "pad",     "concat",
+                                              "interleave", "stack", "pick",      "only",  "permute", "squeeze",
+                                              "cast",       "value", "hole",      "merge", "unfold"};
   static constexpr std::string_view kCuts[] = {"even", "chunk", "block", "share", "linear", "robin"};
   std::string out;
   for (const Op& op : program) {

@@ -65,4 +65,7 @@ struct Lie {
 };
 Lie lie_of(const Piece& piece, const Dims& shape);
 
+// The elements [range.lo, range.hi) of a row-major tensor, in a row of their own: at most 2n-1 boxes for n axes.
+std::vector<Lie> flat_range(const Dims& shape, Interval range);
+
 }  // namespace refit::model

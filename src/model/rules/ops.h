@@ -42,6 +42,7 @@ enum class OpCode : std::uint8_t {
   kValue,
   kHole,
   kMerge,
+  kUnfold,
 };
 
 struct Op {
@@ -49,7 +50,7 @@ struct Op {
   int axis = 0;
   int count = 0;  // kLoad: member of the row; kComponent: which; kConcat, kInterleave: arrays taken
   Cut cut = {};   // kCut, kOnly; kComponent: the groups in `units`; kPad: `over`
-  // kView: radices; kComponent: sizes; kPad: multiple; kPermute: order; kCast, kValue: name; kHole: shape
+  // kView, kUnfold: radices; kComponent: sizes; kPad: multiple; kPermute: order; kCast, kValue: name; kHole: shape
   std::string_view term = {};
 };
 using Program = std::vector<Op>;
@@ -74,6 +75,10 @@ inline Op pad(int axis, std::string_view multiple, std::string_view over = "") {
 }
 // Push an array that nothing fills: memory that a framework allocates and no tensor has values for.
 inline Op hole(std::string_view shape) { return {.code = OpCode::kHole, .term = shape}; }
+// Of a whole tensor: an axis becomes several, rows = "Hq,hd" as (heads, size).
+inline Op unfold(int axis, std::string_view radices) {
+  return {.code = OpCode::kUnfold, .axis = axis, .term = radices};
+}
 // An axis and the next one become one.
 inline Op merge(int axis) { return {.code = OpCode::kMerge, .axis = axis}; }
 inline Op concat(int axis, int count) { return {.code = OpCode::kConcat, .axis = axis, .count = count}; }
@@ -88,7 +93,7 @@ inline Op only(std::string_view over) { return {.code = OpCode::kOnly, .cut = {.
 // "reverse" turns matrices and leaves vectors.
 inline Op permute(std::string_view order) { return {.code = OpCode::kPermute, .term = order}; }
 inline Op squeeze(int axis) { return {.code = OpCode::kSqueeze, .axis = axis}; }
-// A named value transform (model/values.h); the array holds its results, in f32.
+// A named value transform (model/values.h); the array holds its results, in f32. "over_sqrt:hd" is given the number.
 inline Op value(std::string_view name) { return {.code = OpCode::kValue, .term = name}; }
 inline Op cast(std::string_view dtype) { return {.code = OpCode::kCast, .term = dtype}; }
 }  // namespace op

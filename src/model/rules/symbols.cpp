@@ -1,6 +1,8 @@
 #include "model/rules/symbols.h"
 
 #include <charconv>
+#include <mutex>
+#include <set>
 
 namespace refit::model {
 
@@ -80,6 +82,20 @@ Result<Dims> evaluate_terms(std::string_view terms, const Symbols& symbols) {
     REFIT_ASSIGN(out.emplace_back(), evaluate_term(term, symbols));
   }
   return out;
+}
+
+std::string_view kept(std::string text) {
+  static std::mutex mutex;
+  static std::set<std::string, std::less<>> texts;
+  const std::lock_guard lock(mutex);
+  return *texts.insert(std::move(text)).first;
+}
+
+Result<std::string_view> value_of(std::string_view term, const Symbols& symbols) {
+  const auto parts = split(term, ':');
+  if (parts.size() == 1) return term;
+  REFIT_ASSIGN(const std::int64_t number, evaluate_term(parts[1], symbols));
+  return kept(std::string(parts[0]) + ":" + std::to_string(number));
 }
 
 }  // namespace refit::model

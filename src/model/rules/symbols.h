@@ -22,6 +22,12 @@ Result<std::int64_t> evaluate_term(std::string_view term, const Symbols& symbols
 // Terms separated by commas.
 Result<Dims> evaluate_terms(std::string_view terms, const Symbols& symbols);
 
+// A text that lives as long as the program: tables view theirs.
+std::string_view kept(std::string text);
+
+// The name of a value transform as a rule writes it, its symbol as a number: "over_sqrt:hd" -> "over_sqrt:128".
+Result<std::string_view> value_of(std::string_view term, const Symbols& symbols);
+
 // Decimal digits only, no sign or leading zero, within int64.
 std::optional<std::int64_t> parse_number(std::string_view text);
 

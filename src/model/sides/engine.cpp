@@ -1,5 +1,7 @@
 #include "model/sides/engine.h"
 
+#include <algorithm>
+
 namespace refit::model {
 namespace {
 constexpr std::string_view kVocabularyMultiple = "64";
@@ -16,6 +18,22 @@ Status check_drafts(std::string_view label, const Spec& spec, const ModelConfig&
                                                name + "; draft=skip leaves all draft layers out")
               .at_tensor(name);
         }
+  return {};
+}
+
+Status check_shared(std::string_view label, const Spec& spec, const ModelConfig& config) {
+  if (!spec.given("shared")) return {};
+  const bool has = std::ranges::any_of(
+      config.family->rows, [&](const Row& r) { return r.shared && config.active(r) && !config.layers(r).empty(); });
+  if (!has)
+    return Error(Code::kUnsupported, std::string(label) + ": shared=fused is not built for family " +
+                                         std::string(config.family->name) + " with this configuration");
+  if (config.size("Is") != config.size("Im"))
+    return Error(Code::kUnsupported, std::string(label) +
+                                         ": shared=fused needs one shared expert as wide as the routed "
+                                         "ones: its width is " +
+                                         std::to_string(config.size("Is")) + ", " + config.key("Im") + " is " +
+                                         std::to_string(config.size("Im")));
   return {};
 }
 
@@ -48,24 +66,27 @@ std::vector<SideRule> engine_rules(std::string_view mlp, CutRule placement) {
 Status engine_check(std::string_view label, const Spec& spec, const ModelConfig& config, std::string_view mlp,
                     std::int64_t width) {
   const std::int64_t tp = spec.number("tp"), ep = spec.number("ep");
-  REFIT_TRY(must_divide(label, "num_attention_heads", config.size("Hq"), "tp", tp));
+  REFIT_TRY(must_divide(label, config, "Hq", "tp", tp));
   if (config.has("Hkv")) {
     const std::int64_t kv = config.size("Hkv");
     if (tp >= kv ? tp % kv != 0 : kv % tp != 0)
       return Error(Code::kInvalid, std::string(label) + ": num_key_value_heads " + std::to_string(kv) +
-                                       " and tp=" + std::to_string(tp) + ": neither divides the other");
+                                       " and tp=" + std::to_string(tp) + ": neither divides the other")
+          .at_tensor(config.tensor_with("Hkv"));
   }
   if (config.has("G")) {
-    REFIT_TRY(must_divide(label, config.key("nh"), config.size("nh"), "tp", tp));
-    if (config.size("G") > 1) REFIT_TRY(must_divide(label, config.key("G"), config.size("G"), "tp", tp));
+    REFIT_TRY(must_divide(label, config, "nh", "tp", tp));
+    if (config.size("G") > 1) REFIT_TRY(must_divide(label, config, "G", "tp", tp));
   }
-  if (config.has("Hk")) REFIT_TRY(must_divide(label, config.key("Hk"), config.size("Hk"), "tp", tp));
-  if (config.has("I") && config.has_dense())
-    REFIT_TRY(must_divide(label, "intermediate_size", config.size("I"), mlp, mlp == "tp" ? tp : width));
-  REFIT_TRY(must_divide(label, "vocab_size padded to 64,", ceil_div(config.size("V"), 64) * 64, "tp", tp));
+  if (config.has("Hk")) REFIT_TRY(must_divide(label, config, "Hk", "tp", tp));
+  if (config.has("I") && config.has_dense()) REFIT_TRY(must_divide(label, config, "I", mlp, mlp == "tp" ? tp : width));
+  if (Status even = must_divide(label, "vocab_size padded to 64,", ceil_div(config.size("V"), 64) * 64, "tp", tp);
+      !even.ok())
+    return std::move(even).error().at_tensor(std::string(config.family->embedding));
   if (ep > 1 && !config.has_moe())
     return Error(Code::kInvalid,
                  std::string(label) + ": ep=" + std::to_string(ep) + " needs experts, and this model has none");
+  REFIT_TRY(check_shared(label, spec, config));
   return check_drafts(label, spec, config);
 }
 

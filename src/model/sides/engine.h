@@ -11,5 +11,7 @@ std::vector<SideRule> engine_rules(std::string_view mlp, CutRule placement = Cut
 // Heads and vocabulary over tp, MLP widths over `width` ranks, draft layers. `label` names the engine.
 Status engine_check(std::string_view label, const Spec& spec, const ModelConfig& config, std::string_view mlp,
                     std::int64_t width);
+// shared=fused: the shared expert stands behind a rank's routed ones, in their arrays.
+inline constexpr SpecKey kSharedKey{"shared", 1, "fused"};
 
 }  // namespace refit::model

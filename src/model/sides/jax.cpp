@@ -50,17 +50,21 @@ Status jax_check(const Spec& spec, const ModelConfig& config) {
   const std::int64_t tp = spec.number("tp"), ep = spec.number("ep");
   if (!config.family->jax)
     return Error(Code::kUnsupported, "jax: family " + std::string(config.family->name) + " has no NNX tree");
+  REFIT_TRY(check_preset(spec, config));
+  if (spec.number("vocab_multiple") > 1 && (!spec.given("preset") || spec.texts.find("preset")->second == "tunix"))
+    return Error(Code::kInvalid, "jax: vocab_multiple= is for preset=maxtext");
+  if (spec.given("scan_axis") && (!spec.given("preset") || spec.texts.find("preset")->second != "maxtext_scanned"))
+    return Error(Code::kInvalid, "jax: scan_axis= is for preset=maxtext_scanned");
   if (ep > 1 && !config.has_moe())
     return Error(Code::kInvalid, "jax: ep=" + std::to_string(ep) + " needs experts, and this model has none");
   if (config.has_moe()) {
-    REFIT_TRY(must_divide("jax", config.key("E"), config.size("E"), "ep", ep));
+    REFIT_TRY(must_divide("jax", config, "E", "ep", ep));
     // Stacked experts lie whole on every rank.
     const auto& rows = config.family->rows;
     if (std::any_of(rows.begin(), rows.end(), [](const Row& row) { return is_per_expert(row.kind); }))
-      REFIT_TRY(must_divide("jax", config.key("Im"), config.size("Im"), "tp", tp));
+      REFIT_TRY(must_divide("jax", config, "Im", "tp", tp));
   }
-  if (config.family->jax_cut && config.has_dense())
-    REFIT_TRY(must_divide("jax", "intermediate_size", config.size("I"), "tp", tp));
+  if (config.family->jax_cut && config.has_dense()) REFIT_TRY(must_divide("jax", config, "I", "tp", tp));
   return {};
 }
 
@@ -70,8 +74,14 @@ const Side& jax_side() {
   static const Side side{.name = "jax",
                          .names = Names::kJax,
                          .name_of = jax_names,
-                         .keys = {{"dp", 1}, {"tp", 1}, {"ep", 1}},
+                         .keys = {{"dp", 1},
+                                  {"tp", 1},
+                                  {"ep", 1},
+                                  {"vocab_multiple", 1, {}, false},
+                                  {"preset", 1, "tunix|maxtext|maxtext_scanned"},
+                                  {"scan_axis", 1, "0|1"}},
                          .ordered = true,
+                         .presets = jax_presets,
                          .grids = jax_grids,
                          .rules = jax_rules,
                          .check = jax_check};

@@ -138,24 +138,34 @@ std::vector<std::pair<std::string_view, std::string_view>> megatron_copies(const
 
 Status megatron_check(const Spec& spec, const ModelConfig& config) {
   const std::int64_t tp = spec.number("tp"), ep = spec.number("ep"), etp = spec.number("etp");
-  REFIT_TRY(must_divide("megatron", "num_attention_heads", config.size("Hq"), "tp", tp));
+  for (const Row& row : config.family->rows)
+    if (row.where == "mtp0" && config.draft_layers() > 1)
+      return Error(Code::kUnsupported, "megatron: " + std::string(config.family->name) + " has one " +
+                                           std::string(row.members[0].name) + " for all of its " +
+                                           std::to_string(config.draft_layers()) +
+                                           " draft layers, Megatron one for each; which it would be is not known")
+          .at_tensor(std::string(row.members[0].name));
+  REFIT_TRY(must_divide("megatron", config, "Hq", "tp", tp));
   if (config.has("Hkv")) {
     const std::int64_t kv = config.size("Hkv");
     if (tp > kv ? tp % kv != 0 : kv % tp != 0)
       return Error(Code::kInvalid, "megatron: num_key_value_heads " + std::to_string(kv) +
-                                       " and tp=" + std::to_string(tp) + ": neither divides the other");
+                                       " and tp=" + std::to_string(tp) + ": neither divides the other")
+          .at_tensor(config.tensor_with("Hkv"));
     const auto qkv_rows = checked_mul(config.size("Hq") + 2 * kv, config.size("hd"));
     if (!qkv_rows) return Error(Code::kInvalid, "megatron: the rows of linear_qkv pass 2^63");
-    REFIT_TRY(must_divide(
-        "megatron", "linear_qkv rows (num_attention_heads + 2*num_key_value_heads) * head_dim =", *qkv_rows, "tp", tp));
+    if (Status even = must_divide(
+            "megatron", "linear_qkv rows (num_attention_heads + 2*num_key_value_heads) * head_dim =", *qkv_rows, "tp",
+            tp);
+        !even.ok())
+      return std::move(even).error().at_tensor(config.tensor_with("Hkv"));
   }
   if (config.has("G")) {
-    REFIT_TRY(must_divide("megatron", config.key("nh"), config.size("nh"), "tp", tp));
-    REFIT_TRY(must_divide("megatron", config.key("G"), config.size("G"), "tp", tp));
+    REFIT_TRY(must_divide("megatron", config, "nh", "tp", tp));
+    REFIT_TRY(must_divide("megatron", config, "G", "tp", tp));
   }
-  if (config.has("Hk")) REFIT_TRY(must_divide("megatron", config.key("Hk"), config.size("Hk"), "tp", tp));
-  if (config.has("I") && config.has_dense())
-    REFIT_TRY(must_divide("megatron", "intermediate_size", config.size("I"), "tp", tp));
+  if (config.has("Hk")) REFIT_TRY(must_divide("megatron", config, "Hk", "tp", tp));
+  if (config.has("I") && config.has_dense()) REFIT_TRY(must_divide("megatron", config, "I", "tp", tp));
   if (!config.has_moe()) {
     if (ep == 1 && etp == 1 && !spec.given("experts")) return {};
     return Error(Code::kInvalid, "megatron: ep, etp and experts= need experts, and " +
@@ -165,8 +175,8 @@ Status megatron_check(const Spec& spec, const ModelConfig& config) {
     if (row.kind == Kind::kStacked && experts_form(spec) == "stacked")
       return Error(Code::kUnsupported, "megatron: experts=stacked is not built for family " +
                                            std::string(config.family->name) + ", whose checkpoints are input-major");
-  REFIT_TRY(must_divide("megatron", config.key("E"), config.size("E"), "ep", ep));
-  return must_divide("megatron", config.key("Im"), config.size("Im"), "etp", etp);
+  REFIT_TRY(must_divide("megatron", config, "E", "ep", ep));
+  return must_divide("megatron", config, "Im", "etp", etp);
 }
 
 }  // namespace

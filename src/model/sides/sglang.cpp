@@ -17,9 +17,9 @@ Status sglang_check(const Spec& spec, const ModelConfig& config) {
   REFIT_TRY(must_divide("sglang", "dp*tp =", width, "ep", ep));
   REFIT_TRY(engine_check("sglang", spec, config, kServer, width));
   if (!config.has_moe()) return {};
-  REFIT_TRY(must_divide("sglang", config.key("E"), config.size("E"), "ep", ep));
+  REFIT_TRY(must_divide("sglang", config, "E", "ep", ep));
   if (config.flag("mxfp4")) return {};  // cut by blocks, the last part short
-  return must_divide("sglang", config.key("Im"), config.size("Im"), "dp*tp/ep", width / ep);
+  return must_divide("sglang", config, "Im", "dp*tp/ep", width / ep);
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ const Side& sglang_side() {
       .names = Names::kSglang,
       .name_of = [](const Spec&, const ModelConfig&, const Row& row,
                     Per per) { return names_of(row, row.sglang.empty() ? row.engine : row.sglang, per); },
-      .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}},
+      .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}, kSharedKey},
       .grids = sglang_grids,
       .rules = [](const Spec&, const ModelConfig&) { return engine_rules(kServer); },
       .check = sglang_check,

@@ -1,5 +1,6 @@
 // fsdp, tp and their products: DTensor shards of the module's own tensors. TP chunks first (Shard(0) or Shard(1) by the
 // usual plan), FSDP2 then chunks axis 0 of what TP left. Chunks are ceil-sized, so later ranks may be short or empty.
+// With flat= a FlatLayout takes the place of these rules.
 #include "model/sides/side.h"
 
 namespace refit::model {
@@ -41,7 +42,10 @@ const Side& sharded_side() {
   static const Side side{.name = "fsdp",
                          .names = Names::kFused,
                          .name_of = fused_names,
-                         .keys = {{"fsdp", 1}, {"tp", 1}, {"naming", 1, "per-expert|fused"}},
+                         .keys = {{"fsdp", 1},
+                                  {"tp", 1},
+                                  {"naming", 1, "per-expert|fused"},
+                                  {"flat", 1, "fsdp1|fsdp1_orig|zero3"}},
                          .ordered = true,
                          .grids = mesh_axes,
                          .rules = sharded_rules,

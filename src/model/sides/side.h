@@ -29,6 +29,14 @@ struct SideRule {
   Program program;
 };
 
+// One tensor under a naming of its own, by the tensor's name in the tables. Such a parameter is a tensor by itself, or,
+// `scanned`, all layers' on an axis of their own.
+struct Preset {
+  std::string_view tensor, name;
+  Program program;
+  bool scanned = false;
+};
+
 // Where a layer of the decoder lies: pipeline stage, virtual chunk, and its number in that chunk.
 struct Stage {
   std::int64_t stage = 0, chunk = 0, layer = 0;
@@ -38,6 +46,7 @@ struct SpecKey {
   std::string_view name;
   std::int64_t otherwise = 1;    // of a number; 0: Side::complete decides
   std::string_view values = {};  // of a text: the values allowed, separated by '|'
+  bool axis = true;              // of an ordered side's number: an axis of the mesh
 };
 
 struct Side {
@@ -49,6 +58,8 @@ struct Side {
   std::vector<std::string> (*name_of)(const Spec&, const ModelConfig&, const Row&, Per) = nullptr;
   std::vector<SpecKey> keys = {};  // besides those that every side has
   bool ordered = false;            // the mesh has its axes in the order written
+  // With a SPEC that names one: what takes the place of `rules` and `name_of`; all tensors that it lacks are refused.
+  const std::vector<Preset>* (*presets)(const Spec&, const ModelConfig&) = nullptr;
   // Mesh axes of one instance, slowest first: of the model, and, when they differ, of its experts. Experts are cut
   // over "ep" (which expert) and "moe_tp" (its width).
   std::vector<std::vector<Mesh::Axis>> (*grids)(const Spec&) = nullptr;
@@ -74,6 +85,10 @@ const Side& jax_side();
 // "a, b, c": for messages.
 std::string side_names();
 
+// Presets of the jax side. Errors: kUnsupported for a family that the preset is not built for, or a mesh that cuts.
+const std::vector<Preset>* jax_presets(const Spec& spec, const ModelConfig& config);
+Status check_preset(const Spec& spec, const ModelConfig& config);
+
 // A row's name in a table, split where it names each member; else the members' own, or the first's for one parameter.
 std::vector<std::string> names_of(const Row& row, std::string_view own, Per per);
 // As checkpoints and the modules of transformers name them.
@@ -87,6 +102,10 @@ Result<Spec> parse_spec(std::string_view text);
 // Equal for SPECs that mean the same.
 std::string canonical_spec(const Spec& spec);
 
+// "`label`: KEY N does not divide by `key`=K", unless it does; KEY is what config.json calls the symbol. Names the
+// first tensor whose shape has it.
+Status must_divide(std::string_view label, const ModelConfig& config, std::string_view symbol, std::string_view key,
+                   std::int64_t k);
 // "`label`: `quantity` N does not divide by `key`=K", unless it does.
 Status must_divide(std::string_view label, std::string_view quantity, std::int64_t n, std::string_view key,
                    std::int64_t k);

@@ -8,7 +8,8 @@ namespace {
 // Keys of every side.
 const std::vector<SpecKey>& common_keys() {
   static const std::vector<SpecKey> keys{
-      {"replicas", 1}, {"gpus_per_host", 8}, {"hosts", 1, "*"}, {"draft", 1, "skip"}};
+      {"replicas", 1}, {"gpus_per_host", 8}, {"hosts", 1, "*"}, {"draft", 1, "skip"},
+      {"vision", 1, "skip"}};
   return keys;
 }
 
@@ -58,7 +59,7 @@ Status set_key(std::string_view text, const Side& side, std::string_view name, s
       return bad(text,
                  std::string(name) + "=" + std::string(value) + " is more than " + std::to_string(Mesh::kMaxRanks));
     if (!out.numbers.emplace(name, *number).second) return bad(text, "key '" + std::string(name) + "' is given twice");
-    if (side.ordered && find(side.keys, name)) out.axes.emplace_back(name);
+    if (side.ordered && find(side.keys, name) && key->axis) out.axes.emplace_back(name);
     return {};
   }
   const auto values = split(key->values, '|');
@@ -125,12 +126,20 @@ std::string canonical_spec(const Spec& spec) {
   for (const auto* list : {&side.keys, &common_keys()})
     for (const SpecKey& k : *list) {
       if (std::find(spec.axes.begin(), spec.axes.end(), k.name) != spec.axes.end()) continue;
+      if (k.name == "vision") continue;  // says how a checkpoint is read, not what the layout is
       const std::int64_t otherwise = k.otherwise == 0 ? least.number(k.name) : k.otherwise;
       if (k.values.empty() && spec.number(k.name) != otherwise) add(k.name, std::to_string(spec.number(k.name)));
       if (!k.values.empty() && spec.given(k.name)) add(k.name, spec.texts.find(k.name)->second);
     }
   if (side.name == "fsdp") return keys;
   return spec.side + (keys.empty() ? "" : ":" + keys);
+}
+
+Status must_divide(std::string_view label, const ModelConfig& config, std::string_view symbol, std::string_view key,
+                   std::int64_t k) {
+  Status s = must_divide(label, config.key(symbol), config.size(symbol), key, k);
+  if (s.ok()) return s;
+  return std::move(s).error().at_tensor(config.tensor_with(symbol));
 }
 
 Status must_divide(std::string_view label, std::string_view quantity, std::int64_t n, std::string_view key,

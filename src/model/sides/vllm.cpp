@@ -27,25 +27,26 @@ Status vllm_check(const Spec& spec, const ModelConfig& config) {
                                            std::string(config.family->name) + ", whose checkpoints stack the experts");
   // Blocks of four-bit codes are cut whole, the last part short.
   if (ep == 1 && config.has_moe() && !config.flag("mxfp4"))
-    REFIT_TRY(must_divide("vllm", config.key("Im"), config.size("Im"), "dp*tp", width));
+    REFIT_TRY(must_divide("vllm", config, "Im", "dp*tp", width));
   return {};
 }
 
 }  // namespace
 
 const Side& vllm_side() {
-  static const Side side{.name = "vllm",
-                         .engine = true,
-                         .name_of = [](const Spec&, const ModelConfig&, const Row& row,
-                                       Per per) { return names_of(row, row.engine, per); },
-                         .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}, {"placement", 1, "linear|round_robin"}},
-                         .grids = vllm_grids,
-                         .rules =
-                             [](const Spec& spec, const ModelConfig&) {
-                               return engine_rules("tp", round_robin(spec) ? CutRule::kRobin : CutRule::kLinear);
-                             },
-                         .check = vllm_check,
-                         .drafts = false};
+  static const Side side{
+      .name = "vllm",
+      .engine = true,
+      .name_of = [](const Spec&, const ModelConfig&, const Row& row,
+                    Per per) { return names_of(row, row.engine, per); },
+      .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}, {"placement", 1, "linear|round_robin"}, kSharedKey},
+      .grids = vllm_grids,
+      .rules =
+          [](const Spec& spec, const ModelConfig&) {
+            return engine_rules("tp", round_robin(spec) ? CutRule::kRobin : CutRule::kLinear);
+          },
+      .check = vllm_check,
+      .drafts = false};
   return side;
 }
 

@@ -17,11 +17,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import tiny_families as tiny  # noqa: E402
 
 REFIT = sys.argv[1]
-SPECS = ["fsdp=3", "fsdp=2,tp=2", "tp=4", "vllm:tp=2", "vllm:tp=8", "sglang:tp=4", "megatron:tp=2,pp=2", "megatron:pp=2,vpp=2,first=2", "megatron:tp=4,pp=2,spec=local", "jax", "jax:tp=2"]
+SPECS = ["fsdp=3", "fsdp=3,flat=zero3", "fsdp=3,flat=fsdp1", "fsdp=2,tp=2", "tp=4", "vllm:tp=2", "vllm:tp=8", "sglang:tp=4", "megatron:tp=2,pp=2", "megatron:pp=2,vpp=2,first=2", "megatron:tp=4,pp=2,spec=local", "jax", "jax:tp=2", "jax:preset=tunix", "jax:preset=maxtext", "jax:preset=maxtext_scanned"]
 MOE = ["vllm:tp=2,dp=2,ep=4", "sglang:tp=4,ep=2", "megatron:tp=2,ep=4", "megatron:tp=2,pp=2,ep=2,etp=2", "megatron:ep=8,spec=local"]
 # Sides that have no rules for a checkpoint, with the tensor that they name.
+FLAT = {name: {"fsdp=3,flat=fsdp1": why} for name, why in {"deepseek_v3": "'eh_proj'", "qwen3_next": "'mtp'", "qwen3 fp8": "weight_scale_inv", "deepseek fp8": "weight_scale_inv", "nemotron_h": "fc1_latent_proj", "gpt_oss mxfp4": "gate_up_proj_blocks"}.items()}
 WITHOUT = {"gemma4": {"megatron": "layers.3.self_attn.q_proj"}, "nemotron_h": {"sglang": "embeddings", "vllm:tp=8": "n_groups 4"}, "nemotron_h of one group": {"sglang": "embeddings", "megatron:tp": "n_groups 1"},
            "gpt_oss mxfp4": {"megatron": "gate_up_proj_blocks"}, "qwen3 fp8": {"megatron": "q_proj"}, "deepseek fp8": {"megatron": "q_a_proj", "vllm:tp=8": "whole blocks"}}
+PRESETS = {"jax:preset=tunix": {"llama", "llama tied", "qwen2", "qwen3"}} | dict.fromkeys(("jax:preset=maxtext", "jax:preset=maxtext_scanned"), {"llama", "llama tied", "qwen3", "gemma3"})
 JAX = {"gemma4", "gemma4 moe", "llama", "llama tied", "qwen2", "qwen3", "gemma3", "qwen3_moe", "qwen3_next"}
 
 
@@ -73,9 +75,11 @@ def round_trips(base, name):
     drafts = any(n.startswith(("mtp.", "model.layers.4.")) for n in tensors)
     moe = any(".experts." in n for n in tensors)
     for spec in SPECS + (MOE if moe else []):
+        if spec.startswith("jax:preset") and name not in PRESETS.get(spec, ()):
+            continue
         if spec.startswith("jax") and name not in JAX or spec == "vllm:tp=8" and "linear_num_key_heads" in config:
             continue
-        refused = next((why for side, why in WITHOUT.get(name, {}).items() if spec.startswith(side)), None)
+        refused = next((why for side, why in (WITHOUT.get(name, {}) | FLAT.get(name, {})).items() if spec.startswith(side)), None)
         if refused:
             refit("--model", source, "--to", spec, "--out", base / "no", refused=refused)
             continue
@@ -293,6 +297,52 @@ def shards_and_naming(base):
     equal(tiny.read_all(base / "g", "model"), fused, "fused naming")
 
 
+def flat_shards(base):
+    """FSDP1's and ZeRO-3's arrays by formula: a unit's parameters in the order of registration, in equal padded shards."""
+    source = base / "hf"
+    _, tensors = tiny.write(source, "qwen2")
+    layer = [f"self_attn.{x}_proj.{kind}" for x in "qkv" for kind in ("weight", "bias")] + ["self_attn.o_proj.weight"] + [f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")] + ["input_layernorm.weight", "post_attention_layernorm.weight"]
+    units = {f"model.layers.{i}._flat_param": [f"model.layers.{i}.{n}" for n in layer] for i in range(4)} | {"_flat_param": ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]}
+
+    def shards(arrays, ranks, align):
+        parts = []
+        for a in arrays:
+            parts.append(np.zeros(-sum(map(len, parts)) % align, a.dtype))
+            parts.append(a.ravel())
+        flat = np.concatenate(parts)
+        return np.split(np.pad(flat, (0, -len(flat) % ranks)), ranks)
+
+    for flat, align in (("fsdp1", 1), ("fsdp1_orig", 8), ("zero3", 1)):
+        out = base / flat
+        refit("--model", source, "--to", f"fsdp=5,flat={flat}", "--out", out)
+        named = {n: [n] for n in tensors} if flat == "zero3" else units
+        want = {n: shards([tensors[m] for m in members], 5, align) for n, members in named.items()}
+        for rank in range(5):
+            equal(tiny.read_all(out, f"rank{rank}"), {n: w[rank] for n, w in want.items()}, f"{flat} rank {rank}")
+        check_layout_file(out, tensors)
+
+
+def outside_names(base):
+    """Wrappers' names and the language part of a model that sees, from checkpoints and back."""
+    source = base / "hf"
+    config, tensors = tiny.write(source, "gemma3")
+    wrapped = {"module._orig_mod." + n: a for n, a in tensors.items()}
+    tiny.write_file(source / "model.safetensors", wrapped)
+    refit("--model", source, "--to", "vllm:tp=2", "--out", base / "v")
+    refit("--model", base / "v", "--from", "vllm:tp=2", "--to", "hf", "--out", base / "back")
+    equal(tiny.read_all(base / "back", "model"), tensors, "wrapped names")
+    tiny.write_file(source / "model.safetensors", wrapped | {"model.norm.weight": tensors["model.norm.weight"]})
+    refit("--model", source, "--to", "vllm:tp=2", "--out", base / "no", refused="tensor model.norm.weight is there twice")
+    whole = {n.replace("model.", "model.language_model.", 1): a for n, a in tensors.items()}
+    tiny.write_file(source / "model.safetensors", whole | {"model.vision_tower.post_layernorm.weight": tensors["model.norm.weight"]})
+    (source / "config.json").write_text(json.dumps(dict(model_type="gemma3", architectures=["Gemma3ForConditionalGeneration"], text_config=config)))
+    refit("--model", source, "--to", "fsdp=3", "--out", base / "no", refused="vision=skip")
+    report = refit("--model", source, "--from", "hf:vision=skip", "--to", "fsdp=3", "--out", base / "f")
+    assert report["skipped"] == ["model.vision_tower.post_layernorm.weight"], report
+    refit("--model", base / "f", "--from", "fsdp=3", "--to", "hf", "--out", base / "language")
+    equal(tiny.read_all(base / "language", "model"), whole, "language part")
+
+
 def refusals(base):
     source = base / "hf"
     config, tensors = tiny.write(source, "qwen3_next")
@@ -360,7 +410,7 @@ def main():
     for name in families:
         with tempfile.TemporaryDirectory() as folder:
             trips += round_trips(pathlib.Path(folder), name)
-    for part in (references, shards_and_naming, keys_as_values, refusals):
+    for part in (references, flat_shards, outside_names, shards_and_naming, keys_as_values, refusals):
         with tempfile.TemporaryDirectory() as folder:
             part(pathlib.Path(folder))
     print(f"{trips} round trips of {len(families)} checkpoints restore every byte")

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model/model.h"
+#include "model/model_layout.h"
 
 namespace refit::model::test {
 
@@ -44,6 +45,21 @@ inline std::shared_ptr<const Layout> must(const std::string& config_json, const 
     return nullptr;
   }
   return *made;
+}
+
+// As must(), of a family that need not stand in families().
+inline std::shared_ptr<const Layout> must_with(const Family& family, const std::string& config_json,
+                                               const std::string& spec) {
+  const Family* known[] = {&family};
+  auto read = read_config(config_json, nullptr, known);
+  auto parsed = parse_spec(spec);
+  if (!read.ok() || !parsed.ok()) {
+    PrintFailure(!read.ok() ? read.error() : parsed.error());
+    return nullptr;
+  }
+  auto made = make_layout(std::move(*read), std::move(*parsed), {});
+  if (!made.ok()) PrintFailure(made.error());
+  return made.ok() ? *made : nullptr;
 }
 
 inline RankLayout rank_of(const Layout& layout, std::uint32_t rank) {
