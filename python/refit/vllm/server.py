@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import http.client
+import io
 import json
 import logging
+import socket
 import ssl
 import threading
 import time
@@ -51,6 +53,61 @@ class Engine(Protocol):
     def resume(self, timeout_s: float) -> None: ...
 
 
+class _UntilDeadline:
+    """A socket for http.client of which connecting, sending and reading together end by one deadline: a timeout of a plain
+    socket begins anew with every byte that drips in. What it does not bound is the resolver's time for a host's name."""
+
+    def __init__(self, host: str, port: int, context: ssl.SSLContext | None, timeout_s: float) -> None:
+        self._deadline = time.monotonic() + timeout_s
+        failed: OSError = OSError(f"{host} has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            self._sock = socket.socket(family, kind, protocol)
+            try:
+                self._arm()
+                self._sock.connect(address)
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if context is not None:
+                    self._arm()  # one timeout for the whole handshake
+                    self._sock = context.wrap_socket(self._sock, server_hostname=host)
+                return
+            except OSError as e:
+                self._sock.close()
+                if isinstance(e, TimeoutError):
+                    raise
+                failed = e
+        raise failed
+
+    def _arm(self) -> None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+
+    def sendall(self, data: Any) -> None:
+        self._arm()
+        self._sock.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        raw, arm = self._sock.makefile(mode, buffering=0), self._arm
+
+        class Reader(io.RawIOBase):
+            def readable(self) -> bool:
+                return True
+
+            def readinto(self, buffer: Any) -> int | None:
+                arm()
+                return raw.readinto(buffer)
+
+            def close(self) -> None:
+                raw.close()
+                super().close()
+
+        return io.BufferedReader(Reader())
+
+    def close(self) -> None:
+        self._sock.close()
+
+
 class HttpEngine:
     """A ``vllm serve`` process with its development endpoints (VLLM_SERVER_DEV_MODE=1), which no API key of vLLM guards:
     keep them on a private network. `headers` are sent with every call, to this origin alone; redirects are errors."""
@@ -63,25 +120,29 @@ class HttpEngine:
         for key, value in (headers or {}).items():
             if not value.isprintable():  # http.client would print it in its own complaint
                 raise InvalidError(f"headers['{key}'] has a line break or another control character")
-        self._parts, self._headers, self._context = parts, dict(headers or {}), context
+        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self._headers = dict(headers or {})
+        self._context = (context or ssl.create_default_context()) if parts.scheme == "https" else None
 
     def __repr__(self) -> str:
         return f"HttpEngine({self.name!r})"
 
     def call(self, method: str, path: str, body: Any = None, timeout_s: float = 30, query: dict[str, str] | None = None) -> Any:
-        """The JSON of a 200 answer (None when it is empty). EngineError otherwise; DeadlineError after timeout_s."""
-        if self._parts.scheme == "https":
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(self._parts.hostname, self._parts.port, timeout=timeout_s, context=self._context)
-        else:
-            connection = http.client.HTTPConnection(self._parts.hostname, self._parts.port, timeout=timeout_s)
+        """The JSON of a 200 answer (None when it is empty). EngineError otherwise; DeadlineError when the whole answer, of
+        at most MAX_ANSWER bytes, is not there timeout_s after the call."""
+        connection = http.client.HTTPConnection(self._host, self._port)
         target = path + ("?" + urllib.parse.urlencode(query) if query else "")
         headers = {"Content-Type": "application/json", **self._headers}
         try:
+            connection.sock = _UntilDeadline(self._host, self._port, self._context, timeout_s)  # type: ignore[assignment]
             connection.request(method, target, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
-            text = answer.read(MAX_ANSWER).decode("utf-8", "replace")
-            if answer.length:  # bytes that were promised and did not come, or too many
-                raise http.client.HTTPException(f"the answer broke off, {answer.length} bytes are missing" if len(text) < MAX_ANSWER else f"the answer is longer than {MAX_ANSWER} bytes")
+            data = answer.read(MAX_ANSWER + 1)
+            if len(data) > MAX_ANSWER:
+                raise http.client.HTTPException(f"the answer is longer than {MAX_ANSWER} bytes")
+            if answer.length:  # bytes that were promised and did not come
+                raise http.client.HTTPException(f"the answer broke off, {answer.length} bytes are missing")
+            text = data.decode("utf-8", "replace")
         except TimeoutError:
             raise DeadlineError(f"no answer within {timeout_s:.1f} s", peer=self.name, stage=path) from None
         except (OSError, http.client.HTTPException) as e:

@@ -66,6 +66,19 @@ def nothing(handler):
     time.sleep(1)
 
 
+def drip(part):
+    """A byte every 50 ms, so that no single read waits for long."""
+    def answer(handler):
+        handler.wfile.write(part)
+        try:
+            for _ in range(60):
+                time.sleep(0.05)
+                handler.wfile.write(b"x")
+        except OSError:
+            handler.close_connection = True  # the caller has gone
+    return answer
+
+
 def hang_up(handler):
     handler.close_connection = True
 
@@ -99,6 +112,19 @@ class Http(unittest.TestCase):
         self.refused(half, "broke off, 994 bytes")
         self.refused(hang_up, "RemoteDisconnected")
         self.refused(nothing, "within 0.3 s", refit.DeadlineError)
+
+    def test_an_answer_that_drips_ends_at_the_deadline(self):
+        head = b"HTTP/1.1 200 OK\r\n"
+        for part in (b"", head + b"X-Slow: ", head + b"Content-Length: 1000\r\n\r\n", head + b"Connection: close\r\n\r\n", head + b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"):
+            began = time.monotonic()
+            self.refused(drip(part), "within 0.3 s", refit.DeadlineError)
+            self.assertLess(time.monotonic() - began, 2)
+
+    def test_an_answer_that_does_not_end_is_not_read_for_ever(self):
+        def pour(handler):
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b" " * (refit.vllm.server.MAX_ANSWER + 1000))
+            handler.close_connection = True
+        self.refused(pour, "longer than")
 
     def test_nobody_listens(self):
         self.stand_in.close()
