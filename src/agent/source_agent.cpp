@@ -353,10 +353,11 @@ void SourceDriver::perform(MoveBase& a) {
   work([this, a]() -> Finish {
     if (!baseline_ || shipment_.header.txn != a.txn) return [] {};
     const std::int64_t start = monotonic_ns();
-    Status s = baseline_->move(a.txn, a.sealed || snapshotting_ ? outlet_->packer() : nullptr);
-    std::size_t lost = 0;
-    if (s.ok() && shipment_.begin.proof) lost = baseline_->prove(*sealer_);
-    if (!s.ok()) baseline_->drop();  // the next round sends complete buckets
+    const Packer* packer = a.sealed || snapshotting_ ? outlet_->packer() : nullptr;
+    const Result<std::size_t> moved = baseline_->move(a.txn, packer, *sealer_);
+    std::size_t lost = moved.ok() ? *moved : 0;
+    if (moved.ok() && shipment_.begin.proof) lost += baseline_->prove(*sealer_);
+    if (!moved.ok()) baseline_->drop();  // the next round sends complete buckets
     const std::lock_guard lock(publish_mutex_);
     report_.base_ns = monotonic_ns() - start;
     report_.base_lost = static_cast<std::int64_t>(lost);
