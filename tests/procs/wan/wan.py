@@ -229,6 +229,16 @@ def the_coordinator_comes_back(job):
     assert held.returncode != 0 and "journal" in held.stderr, held.stderr
 
 
+def another_takes_over(job):
+    """Where the lock of the journal does not reach (another host), the first coordinator notices and ends by itself."""
+    first = job.coordinator()
+    (job.scratch / "journal" / "journal.lock").unlink()
+    second = job.coordinator()
+    error, = first.errors()
+    assert error["code"] == "mismatch" and "of epoch 2" in error["message"] and "of epoch 1 " in error["message"], error
+    assert second.process.poll() is None and second.end() == 0
+
+
 def refusals(job):
     """Of the command line, each naming what to change."""
     assert "not empty" in run("keygen", "--out", job.keys).stderr
@@ -258,7 +268,7 @@ def refusals(job):
         assert done.returncode not in (0, -6, -11) and named in done.stderr, f"{arguments}: '{named}' is not named in {done.stderr}"
 
 
-CASES = [whole_job, wrong_keys, a_rank_dies_and_comes_back, the_coordinator_comes_back, refusals]
+CASES = [whole_job, wrong_keys, a_rank_dies_and_comes_back, the_coordinator_comes_back, another_takes_over, refusals]
 
 
 def main():
