@@ -35,20 +35,18 @@ std::uint64_t contents_of(const std::string& directory) {
 }
 
 // One source rank.
-class Publisher {
+class Publisher : RankOfPart<PublishOptions> {
  public:
-  Publisher(const PublishOptions& options, const Part& part, const MemberName& name, Events& events)
-      : options_(options), part_(part), name_(name), events_(events) {}
+  using RankOfPart::RankOfPart;
 
   Status run(const std::atomic<bool>& stop) {
     REFIT_TRY(open());
-    Slices slices(*agent_, options_.join_timeout_s, events_, name_.to_string());
+    Slices slice = slices(*agent_);
     while (!stop) {
-      REFIT_ASSIGN(const agent::AgentReport report, slices.run());
+      REFIT_ASSIGN(const agent::AgentReport report, slice.run());
       if (report.version.number != told_ && report.version.number > 0) {
         told_ = report.version.number;
-        events_.tell(name_.to_string(), "committed",
-                     {{"version", told_}, {"step", report.version.step}, {"digest", report.version.digest.hex()}});
+        tell("committed", {{"version", told_}, {"step", report.version.step}, {"digest", report.version.digest.hex()}});
       }
       const bool served = told_ > 0 && report.version.step == step_;
       if (options_.watch.empty()) {
@@ -58,9 +56,7 @@ class Publisher {
         REFIT_TRY(look(stop));
       }
     }
-    const Status closed = agent_->close(Deadline::after_s(2));
-    const Status movers = seat_->close(Deadline::after_s(4));
-    return closed.ok() ? movers : closed;
+    return close(*agent_);
   }
 
  private:
@@ -78,7 +74,7 @@ class Publisher {
   void offer(std::int64_t step) {
     step_ = step;
     agent_->publish(step, "policy");
-    events_.tell(name_.to_string(), "offers", {{"step", step}});
+    tell("offers", {{"step", step}});
   }
 
   // Waits until no round holds the weights, serving it meanwhile.
@@ -112,7 +108,7 @@ class Publisher {
     const Status fits = model.ok() ? check(*model) : Status(model.error());
     if (!fits.ok()) {  // it may be half written: looked at again when it changes; the former one stays on offer
       const nlohmann::ordered_json what{{"directory", newest.path}, {"error", fits.error().to_string()}};
-      if (newest.path != half_.path) events_.tell(name_.to_string(), "waits", what);
+      if (newest.path != half_.path) tell("waits", what);
       half_ = {newest.path, contents, Deadline::after_s(options_.watch_timeout_s), what};
       return {};
     }
@@ -125,7 +121,7 @@ class Publisher {
 
   Status say_if_stuck() {
     if (half_.what.is_null() || !half_.unchanged.over()) return {};
-    events_.tell(name_.to_string(), "skips", half_.what);
+    tell("skips", half_.what);
     half_.what = nullptr;
     return {};
   }
@@ -136,15 +132,9 @@ class Publisher {
     return model.covers(*part_.layout);
   }
 
-  const PublishOptions& options_;
-  const Part& part_;
-  const MemberName name_;
-  Events& events_;
-  std::unique_ptr<agent::Seat> seat_;
   std::unique_ptr<engine::ReferenceTrainer> trainer_;
   std::unique_ptr<agent::SourceAgent> agent_;
   std::int64_t step_ = 0;
-  std::uint64_t told_ = 0;  // version
   // The newest directory, while it can't be read as a checkpoint that fits.
   struct {
     std::string path;
