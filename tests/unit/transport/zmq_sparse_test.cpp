@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <zmq.h>
 
+#include <atomic>
+
 #include "transport/common/net.h"
 #include "transport/common/strangers.h"
 #include "transport/zmq_sparse/card.h"
@@ -76,8 +78,25 @@ constexpr Hash128 kJob{1, 2};
 const Txn kTxn{{3, 4}, Epoch(5), 6};
 constexpr double kPatienceS = 20;
 
-std::unique_ptr<Mover> plain_mover(std::uint32_t member, std::int64_t stall_ns = 30 * kNsPerSecond) {
+// The system's, at a time that can be put forward.
+class Later final : public Env {
+ public:
+  std::atomic<std::int64_t> by_ns{0};
+  std::int64_t now_ns() override { return system_env().now_ns() + by_ns; }
+  void wait(Deadline until) override { system_env().wait(until); }
+  Status random(std::span<std::byte> out) override { return system_env().random(out); }
+  Result<Fd> shm(std::string_view label, std::int64_t bytes) override { return system_env().shm(label, bytes); }
+  Result<std::unique_ptr<File>> file(const std::string& path) override { return system_env().file(path); }
+  Status replace(const std::string& from, const std::string& to) override { return system_env().replace(from, to); }
+  Result<Fd> listen(const std::string& path) override { return system_env().listen(path); }
+  Result<Fd> connect(const std::string& path, Deadline d) override { return system_env().connect(path, d); }
+  Result<int> spawn(const std::vector<std::string>& argv) override { return system_env().spawn(argv); }
+};
+
+std::unique_ptr<Mover> plain_mover(std::uint32_t member, std::int64_t stall_ns = 30 * kNsPerSecond,
+                                   Env& env = system_env()) {
   MoverOptions o;
+  o.env = &env;
   o.job = kJob;
   o.member = member;
   o.incarnation = Incarnation(100 + member);
@@ -199,6 +218,32 @@ TEST(SparseMover, ASenderThatReadsNoAnswersIsCutAndNamed) {
   EXPECT_EQ(error->code, Code::kExhausted) << error->to_string();
   EXPECT_EQ(error->peer, "peer 1");
   EXPECT_EQ(error->bucket, "1");
+}
+
+// A peer's connection lives over rounds; one that has said nothing is cut when its time is over.
+TEST(SparseMover, ConnectionsThatProveNothingAreCutInTime) {
+  Later env;
+  const auto a = plain_mover(1, 30 * kNsPerSecond, env), b = plain_mover(2, 30 * kNsPerSecond, env);
+  const std::string endpoint = decode_card(b->card())->endpoint;
+  const auto silent =
+      connect_to("127.0.0.1", static_cast<std::uint16_t>(std::stoi(endpoint.substr(endpoint.rfind(':') + 1))));
+  ASSERT_TRUE(silent.ok());
+  const Bytes bytes(100, std::byte{7});
+  const std::span<const std::byte> part(bytes);
+  for (std::uint64_t round = 1; round <= 2; ++round) {
+    const Txn txn{{3, 4}, Epoch(5), round};
+    auto from = std::move(a->open_push({kJob, txn, Incarnation(101)}, std::vector{peer_of(2, b->card())})).value();
+    auto to = std::move(b->open_push({kJob, txn, Incarnation(102)}, std::vector{peer_of(1, a->card())})).value();
+    ASSERT_TRUE(to->expect(std::vector{Expected{BucketId(9), 1, 100}}).ok());
+    ASSERT_TRUE(from->post(BucketId(9), {&part, 1}, std::vector<std::uint32_t>{2}).ok());
+    const auto lease = to->next(Deadline::after_s(kPatienceS));
+    ASSERT_TRUE(lease.ok()) << lease.error().to_string();
+    if (round == 2) break;
+    env.by_ns = kHandshakeNs + kNsPerSecond;
+    EXPECT_TRUE(soon([&] { return b->counters().connections_refused == 1; }));
+  }
+  EXPECT_EQ(b->counters().connections_refused, 1u);
+  EXPECT_EQ(a->counters().connections_refused, 0u);
 }
 
 TEST(SparseMover, ConnectionsThatProveNothingAreLimitedAndCounted) {
