@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/convert_files.h"
@@ -81,30 +80,15 @@ Status run(const ConvertArgs& args, const Context& context) {
   REFIT_ASSIGN(const Converted done, converted(args));
   const auto& [ends, report] = done;
   const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
-  if (context.json) {
-    fmt::print("{}\n", nlohmann::json{{"ok", true},
-                                      {"from", ends.source->recipe()->spec},
-                                      {"to", ends.target->recipe()->spec},
-                                      {"digest", report.id.hex()},
-                                      {"bytes_needed", report.bytes_needed},
-                                      {"bytes_written", report.bytes_written},
-                                      {"ranks", report.ranks},
-                                      {"pieces", report.pieces},
-                                      {"unwanted", report.unwanted},
-                                      {"skipped", ends.source->skipped()},
-                                      {"inexact", report.inexact},
-                                      {"seconds", seconds},
-                                      {"out", args.out}}
-                           .dump());
-    return {};
-  }
-  fmt::print("{}: {} -> {}, {} ranks, {} written in {} pieces, {:.3f} s\n", args.out, ends.source->recipe()->spec,
-             ends.target->recipe()->spec, report.ranks, human_bytes(report.bytes_written), report.pieces, seconds);
-  if (!report.unwanted.empty())
-    fmt::print("  {} tensors that {} has no place for, e.g. {}\n", report.unwanted.size(), args.to,
-               report.unwanted.front());
-  for (const std::string& name : ends.source->skipped()) fmt::print("  passed over: {}\n", name);
-  for (const std::string& name : report.inexact) fmt::print("  cast changed values of {}\n", name);
+  print_report(context.json, report, seconds, args.out,
+               {{"from", ends.source->recipe()->spec},
+                {"to", ends.target->recipe()->spec},
+                {"skipped", ends.source->skipped()}},
+               fmt::format("{} -> {}, {} ranks, {} written in {} pieces", ends.source->recipe()->spec,
+                           ends.target->recipe()->spec, report.ranks, human_bytes(report.bytes_written), report.pieces),
+               args.to + " has no place for");
+  if (!context.json)
+    for (const std::string& name : ends.source->skipped()) fmt::print("  passed over: {}\n", name);
   return {};
 }
 

@@ -32,6 +32,16 @@ std::string human_bytes(std::int64_t bytes) {
   return fmt::format("{} B", bytes);
 }
 
+Result<std::int64_t> rank_bytes(const model::RankLayout& rank) {
+  std::int64_t sum = 0;
+  for (const model::BufferSpec& b : rank.buffers) {
+    const auto next = checked_add(sum, b.bytes);
+    if (!next) return Error(Code::kInvalid, "the layout's buffers overflow 63 bits");
+    sum = *next;
+  }
+  return sum;
+}
+
 void PlanSizes::declare(CLI::App& command) {
   command.add_option("--bucket-bytes", bucket_bytes, "Largest bucket (refit.bucket_bytes)")->capture_default_str();
   command.add_option("--staging-bytes", staging_bytes, "Staging memory of a target rank (refit.staging_bytes)")

@@ -13,6 +13,9 @@ Result<std::shared_ptr<const model::Layout>> layout_file(const std::string& path
 
 std::string human_bytes(std::int64_t bytes);
 
+// Of all its buffers. kInvalid past 63 bits.
+Result<std::int64_t> rank_bytes(const model::RankLayout& rank);
+
 // --bucket-bytes, --staging-bytes, --allow-cast.
 struct PlanSizes {
   std::string bucket_bytes = "32MiB", staging_bytes = "256MiB";

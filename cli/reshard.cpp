@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/layouts.h"
@@ -23,25 +22,10 @@ Status run(const ReshardArgs& args, const Context& context) {
   REFIT_ASSIGN(const auto target, layout_file(args.target_layout));
   REFIT_ASSIGN(const ReshardReport report, reshard(*source, args.source_data, *target, args.out, options));
   const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
-  if (context.json) {
-    fmt::print("{}\n", nlohmann::json{{"ok", true},
-                                      {"digest", report.id.hex()},
-                                      {"bytes_needed", report.bytes_needed},
-                                      {"bytes_written", report.bytes_written},
-                                      {"ranks", report.ranks},
-                                      {"pieces", report.pieces},
-                                      {"unwanted", report.unwanted},
-                                      {"inexact", report.inexact},
-                                      {"seconds", seconds},
-                                      {"out", args.out}}
-                           .dump());
-    return {};
-  }
-  fmt::print("{}: {} ranks, {} of weights in {} pieces, {} written, {:.3f} s\n", args.out, report.ranks,
-             human_bytes(report.bytes_needed), report.pieces, human_bytes(report.bytes_written), seconds);
-  if (!report.unwanted.empty())
-    fmt::print("  {} tensors that no target wants, e.g. {}\n", report.unwanted.size(), report.unwanted.front());
-  for (const std::string& name : report.inexact) fmt::print("  cast changed values of {}\n", name);
+  print_report(context.json, report, seconds, args.out, nlohmann::json::object(),
+               fmt::format("{} ranks, {} of weights in {} pieces, {} written", report.ranks,
+                           human_bytes(report.bytes_needed), report.pieces, human_bytes(report.bytes_written)),
+               "no target wants");
   return {};
 }
 

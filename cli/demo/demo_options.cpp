@@ -5,6 +5,7 @@
 #include <charconv>
 #include <fstream>
 
+#include "cli/layouts.h"
 #include "transport/transport.h"
 
 namespace refit::cli {
@@ -77,11 +78,10 @@ Result<std::int64_t> shard_bytes(const model::Layout& layout) {
   std::int64_t sum = 0;
   for (std::int64_t r = 0; r < layout.world(); ++r) {
     REFIT_ASSIGN(const model::RankLayout rank, layout.expand(Rank(static_cast<std::uint32_t>(r))));
-    for (const model::BufferSpec& b : rank.buffers) {
-      const auto next = checked_add(sum, b.bytes);
-      if (!next) return Error(Code::kInvalid, "the layout's buffers overflow 63 bits");
-      sum = *next;
-    }
+    REFIT_ASSIGN(const std::int64_t bytes, rank_bytes(rank));
+    const auto next = checked_add(sum, bytes);
+    if (!next) return Error(Code::kInvalid, "the layout's ranks overflow 63 bits");
+    sum = *next;
   }
   return sum;
 }

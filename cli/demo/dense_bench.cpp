@@ -205,6 +205,13 @@ Result<std::vector<bench::Row>> bench_tcp(const bench::Options& options) {
   DemoOptions d = options_of(options, "tcp");
   d.streams = 1;             // loopback has nothing to gain from more
   d.bucket_bytes = 4 << 20;  // what is under way from all senders stays near the last-level cache
+  if (options.arguments.size() > 3) {
+    REFIT_ASSIGN(d.bucket_bytes, parse_bytes(options.arguments[3], "BUCKET_BYTES"));
+  }
+  if (options.arguments.size() > 4) {
+    REFIT_ASSIGN(const std::int64_t streams, parse_bytes(options.arguments[4], "STREAMS"));
+    d.streams = static_cast<int>(std::clamp<std::int64_t>(streams, 1, 16));
+  }
   d.security_bulk = "none";  // as bare as the sockets beside it; the row with mac follows
   REFIT_ASSIGN(std::vector<bench::Row> rows, measure(d, row_of(options, d), options.repeats, sockets));
   d.security_bulk = "mac";
@@ -241,8 +248,9 @@ const bench::Registration transpose(
     bench_transpose);
 const bench::Registration shm("shm", "Dense refit between real processes over shared memory: [MODEL [SOURCE [TARGET]]]",
                               bench_shm);
-const bench::Registration tcp("tcp", "Dense refit between real processes over TCP: [MODEL [SOURCE [TARGET]]]",
-                              bench_tcp);
+const bench::Registration tcp(
+    "tcp", "Dense refit between real processes over TCP: [MODEL [SOURCE [TARGET [BUCKET_BYTES [STREAMS]]]]]",
+    bench_tcp);
 
 }  // namespace
 }  // namespace refit::cli

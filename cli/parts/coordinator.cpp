@@ -177,6 +177,7 @@ class Coordinator {
     std::string waiting_for = "?";
     double pause = kFirstPauseS;
     while (!asked_to_end()) {
+      REFIT_TRY(synchronizer_->health());
       const json status = json::parse(synchronizer_->status(), nullptr, false);
       if (options_.until_step >= 0 && reached(status, options_.until_step)) return {};
       const View v = look(status, goes_on_without_);

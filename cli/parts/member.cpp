@@ -5,22 +5,13 @@
 #include <mutex>
 #include <thread>
 
+#include "cli/layouts.h"
 #include "cli/training_config.h"
 
 namespace refit::cli {
 namespace {
 
 constexpr double kPartSliceS = 0.02;  // how long an agent runs between two looks at what else there is to do
-
-Result<std::int64_t> rank_bytes(const model::RankLayout& rank) {
-  std::int64_t sum = 0;
-  for (const model::BufferSpec& b : rank.buffers) {
-    const auto next = checked_add(sum, b.bytes);
-    if (!next) return Error(Code::kInvalid, "the layout's buffers overflow 63 bits");
-    sum = *next;
-  }
-  return sum;
-}
 
 }  // namespace
 

@@ -64,6 +64,32 @@ class Slices {
   bool joined_ = false;
 };
 
+// One rank of a part, on its own thread: what publish and serve do alike.
+template <typename Options>
+class RankOfPart {
+ public:
+  RankOfPart(const Options& options, const Part& part, const MemberName& name, Events& events)
+      : options_(options), part_(part), name_(name), events_(events) {}
+
+ protected:
+  void tell(const std::string& what, const nlohmann::ordered_json& fields) {
+    events_.tell(name_.to_string(), what, fields);
+  }
+  Slices slices(agent::Agent& agent) { return {agent, options_.join_timeout_s, events_, name_.to_string()}; }
+  Status close(agent::Agent& agent) {
+    const Status closed = agent.close(Deadline::after_s(2));
+    const Status movers = seat_->close(Deadline::after_s(4));
+    return closed.ok() ? movers : closed;
+  }
+
+  const Options& options_;
+  const Part& part_;
+  const MemberName name_;
+  Events& events_;
+  std::unique_ptr<agent::Seat> seat_;
+  std::uint64_t told_ = 0;  // version
+};
+
 // The newest of the checkpoint directories PARENT/…N, by the number that its name ends with. Names that begin with a
 // dot are left out, so that one may be written under such a name and renamed.
 struct Numbered {

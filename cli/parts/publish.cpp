@@ -1,5 +1,7 @@
 // refit publish: the ranks of a trainer in a process of their own. Offers a checkpoint, then training-like steps or the
 // checkpoints that appear in a directory, each until every replica serves it.
+#include <filesystem>
+
 #include "cli/command.h"
 #include "cli/parts/member.h"
 #include "cli/parts/stores.h"
@@ -12,24 +14,40 @@ constexpr double kGuardS = 600;  // how long a write waits for the round that ho
 struct PublishOptions : PartOptions {
   std::int64_t steps = 0, from_step = 0;
   std::string watch;
+  double watch_timeout_s = 60;
   bool hold = false;
 };
 
+// Changes when a file in the directory appears, goes, grows or is written.
+std::uint64_t contents_of(const std::string& directory) {
+  namespace fs = std::filesystem;
+  std::uint64_t sum = 0;  // independent of the order in which files are listed
+  std::error_code error;
+  for (auto it = fs::directory_iterator(directory, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    std::error_code gone;
+    Hasher h;
+    h.add(std::as_bytes(std::span(it->path().native())));
+    h.add_u64(it->file_size(gone))
+        .add_u64(static_cast<std::uint64_t>(it->last_write_time(gone).time_since_epoch().count()));
+    sum += h.finish().lo;
+  }
+  return sum;
+}
+
 // One source rank.
-class Publisher {
+class Publisher : RankOfPart<PublishOptions> {
  public:
-  Publisher(const PublishOptions& options, const Part& part, const MemberName& name, Events& events)
-      : options_(options), part_(part), name_(name), events_(events) {}
+  using RankOfPart::RankOfPart;
 
   Status run(const std::atomic<bool>& stop) {
     REFIT_TRY(open());
-    Slices slices(*agent_, options_.join_timeout_s, events_, name_.to_string());
+    Slices slice = slices(*agent_);
     while (!stop) {
-      REFIT_ASSIGN(const agent::AgentReport report, slices.run());
+      REFIT_ASSIGN(const agent::AgentReport report, slice.run());
       if (report.version.number != told_ && report.version.number > 0) {
         told_ = report.version.number;
-        events_.tell(name_.to_string(), "committed",
-                     {{"version", told_}, {"step", report.version.step}, {"digest", report.version.digest.hex()}});
+        tell("committed", {{"version", told_}, {"step", report.version.step}, {"digest", report.version.digest.hex()}});
       }
       const bool served = told_ > 0 && report.version.step == step_;
       if (options_.watch.empty()) {
@@ -39,9 +57,7 @@ class Publisher {
         REFIT_TRY(look(stop));
       }
     }
-    const Status closed = agent_->close(Deadline::after_s(2));
-    const Status movers = seat_->close(Deadline::after_s(4));
-    return closed.ok() ? movers : closed;
+    return close(*agent_);
   }
 
  private:
@@ -59,7 +75,7 @@ class Publisher {
   void offer(std::int64_t step) {
     step_ = step;
     agent_->publish(step, "policy");
-    events_.tell(name_.to_string(), "offers", {{"step", step}});
+    tell("offers", {{"step", step}});
   }
 
   // Waits until no round holds the weights, serving it meanwhile.
@@ -86,12 +102,15 @@ class Publisher {
   // A newer checkpoint takes the place of what is offered, served or not: all ranks see the same one in the end.
   Status look(const std::atomic<bool>& stop) {
     REFIT_ASSIGN(const Numbered newest, newest_directory(options_.watch));
-    if (newest.number <= step_ || newest.path == bad_) return {};
+    if (newest.number <= step_) return {};
+    const std::uint64_t contents = contents_of(newest.path);
+    if (newest.path == half_.path && contents == half_.contents) return say_if_stuck();
     Result<ModelSource> model = ModelSource::open(newest.path);
     const Status fits = model.ok() ? check(*model) : Status(model.error());
-    if (!fits.ok()) {
-      bad_ = newest.path;  // told once; the former one stays on offer
-      events_.tell(name_.to_string(), "skips", {{"directory", newest.path}, {"error", fits.error().to_string()}});
+    if (!fits.ok()) {  // it may be half written: looked at again when it changes; the former one stays on offer
+      const nlohmann::ordered_json what{{"directory", newest.path}, {"error", fits.error().to_string()}};
+      if (newest.path != half_.path) tell("waits", what);
+      half_ = {newest.path, contents, Deadline::after_s(options_.watch_timeout_s), what};
       return {};
     }
     REFIT_ASSIGN(const bool free, free_to_write(stop));
@@ -101,22 +120,29 @@ class Publisher {
     return {};
   }
 
+  Status say_if_stuck() {
+    if (half_.what.is_null() || !half_.unchanged.over()) return {};
+    tell("skips", half_.what);
+    half_.what = nullptr;
+    return {};
+  }
+
   Status check(const ModelSource& model) const {
     REFIT_ASSIGN(const auto layout, model.layout(options_.spec));
     if (layout->digest() != part_.layout->digest()) return Error(Code::kMismatch, "its layout is not that of --model");
     return model.covers(*part_.layout);
   }
 
-  const PublishOptions& options_;
-  const Part& part_;
-  const MemberName name_;
-  Events& events_;
-  std::unique_ptr<agent::Seat> seat_;
   std::unique_ptr<engine::ReferenceTrainer> trainer_;
   std::unique_ptr<agent::SourceAgent> agent_;
   std::int64_t step_ = 0;
-  std::uint64_t told_ = 0;  // version
-  std::string bad_;
+  // The newest directory, while it can't be read as a checkpoint that fits.
+  struct {
+    std::string path;
+    std::uint64_t contents = 0;
+    Deadline unchanged = Deadline::after_ns(0);
+    nlohmann::ordered_json what;  // null: told
+  } half_;
 };
 
 Status publish(Context& context, const PublishOptions& o) {
@@ -148,6 +174,12 @@ void setup_publish(CLI::App& app, Context& context) {
   c->add_option(
       "--watch", o->watch,
       "Directory of checkpoint directories whose names end in a number: the highest is offered, under that step");
+  c->add_option(
+       "--watch-timeout-s", o->watch_timeout_s,
+       "With --watch: a directory that is no whole checkpoint is told when nothing changed in it for so long; it "
+       "is taken up when it is whole")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   c->add_flag("--hold", o->hold, "Stay, and offer the last step again to whoever comes back");
   auto to = std::make_shared<PublishStoreOptions>();
   declare(*c, "--to", "Instead of ADDR: bring versions to a store, s3://BUCKET/PREFIX or file:///DIRECTORY", to->store);

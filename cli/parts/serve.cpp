@@ -14,20 +14,19 @@ struct ServeOptions : PartOptions {
 };
 
 // One target rank.
-class Server {
+class Server : RankOfPart<ServeOptions> {
  public:
-  Server(const ServeOptions& options, const Part& part, const MemberName& name, Events& events)
-      : options_(options), part_(part), name_(name), events_(events) {}
+  using RankOfPart::RankOfPart;
 
   Status run(const std::atomic<bool>& stop) {
     REFIT_TRY(open());
-    Slices slices(*agent_, options_.join_timeout_s, events_, name_.to_string());
+    Slices slice = slices(*agent_);
     while (!stop) {
-      REFIT_ASSIGN(const agent::AgentReport report, slices.run());
+      REFIT_ASSIGN(const agent::AgentReport report, slice.run());
       const Version v = engine_->version();
       if (v.number != told_ && v.number > 0 && report.state == "Serving") {
         told_ = v.number;
-        REFIT_TRY(tell(v, report));
+        REFIT_TRY(tell_served(v, report));
       }
       if (options_.until_step >= 0 && told_ > 0 && v.step >= options_.until_step && report.state == "Serving" &&
           !agent_->busy())
@@ -35,13 +34,11 @@ class Server {
     }
     engine_->stop_serving();
     const engine::ServeCounts c = engine_->counts();
-    events_.tell(name_.to_string(), "served",
-                 {{"forwards", c.forwards}, {"torn", c.torn}, {"stale_cache", c.stale_cache}});
-    const Status closed = agent_->close(Deadline::after_s(2));
-    const Status movers = seat_->close(Deadline::after_s(4));
+    tell("served", {{"forwards", c.forwards}, {"torn", c.torn}, {"stale_cache", c.stale_cache}});
+    const Status closed = close(*agent_);
     if (c.torn > 0 || c.stale_cache > 0)
       return Error(Code::kInternal, "a forward pass saw weights of two versions, or a stale cache");
-    return closed.ok() ? movers : closed;
+    return closed;
   }
 
  private:
@@ -54,7 +51,7 @@ class Server {
     return {};
   }
 
-  Status tell(const Version& v, const agent::AgentReport& report) {
+  Status tell_served(const Version& v, const agent::AgentReport& report) {
     nlohmann::ordered_json fields{{"version", v.number},
                                   {"step", v.step},
                                   {"digest", v.digest.hex()},
@@ -64,7 +61,7 @@ class Server {
       REFIT_ASSIGN(const Witness w, compare(v));
       fields["compared_bytes"] = w.bytes;
     }
-    events_.tell(name_.to_string(), "serves", fields);
+    tell("serves", fields);
     return {};
   }
 
@@ -80,14 +77,8 @@ class Server {
     return compare_live(model, options_.seed, part_.rule, 0, *engine_);
   }
 
-  const ServeOptions& options_;
-  const Part& part_;
-  const MemberName name_;
-  Events& events_;
-  std::unique_ptr<agent::Seat> seat_;
   std::unique_ptr<engine::ReferenceEngine> engine_;
   std::unique_ptr<agent::Agent> agent_;
-  std::uint64_t told_ = 0;  // version
 };
 
 Status serve(Context& context, const ServeOptions& o) {

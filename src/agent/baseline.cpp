@@ -82,8 +82,9 @@ Result<Baseline::Choice> Baseline::choose(std::size_t bucket, std::span<const st
   return Choice{wire::Encoding::kDelta, identity.base, payload, coded.changed};
 }
 
-Status Baseline::move(const Txn& txn, const Packer* packer) {
+Result<std::size_t> Baseline::move(const Txn& txn, const Packer* packer, Sealer& sealer) {
   if (txn != round_) return Error(Code::kInternal, "the base is moved to a round that is not in hand");
+  std::size_t lost = 0;
   for (std::size_t i = 0; i < pending_.size(); ++i) {
     const Pending& p = pending_[i];
     const bool was = valid_[i];
@@ -97,14 +98,15 @@ Status Baseline::move(const Txn& txn, const Packer* packer) {
       valid_[i] = true;
     } else if (packer != nullptr) {
       REFIT_TRY(packer->pack(i, held(i).data()));
-      valid_[i] = true;
+      valid_[i] = sealer.packed_as_sealed(i, held(i).data(), next_sealed_[i]);
+      lost += valid_[i] ? 0u : 1u;
     }
     pending_[i] = {};
   }
   std::swap(ids_, next_ids_);
   std::swap(sealed_, next_sealed_);
   txn_ = txn;
-  return {};
+  return lost;
 }
 
 std::size_t Baseline::prove(Sealer& sealer) {

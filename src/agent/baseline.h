@@ -43,8 +43,10 @@ class Baseline {
   Result<Choice> choose(std::size_t bucket, std::span<const std::byte> next);
 
   // Round `txn` is committed. `packer` reads what was sealed, null when that may have changed since; buckets that
-  // cannot be brought to the round are held no more, and the next round sends them complete.
-  Status move(const Txn& txn, const Packer* packer);
+  // cannot be brought to the round are held no more, and the next round sends them complete. What is read anew is
+  // compared with its seal: a trainer may have written since its vote without saying so. Returns the number of buckets
+  // that were not what was sealed.
+  Result<std::size_t> move(const Txn& txn, const Packer* packer, Sealer& sealer);
   void drop() { txn_ = {}, valid_.assign(valid_.size(), false); }
   // Digests all that is held and lets go of what is not what was sealed. Returns the number of such buckets.
   std::size_t prove(Sealer& sealer);

@@ -26,7 +26,7 @@ Status Member::close_threads(Deadline deadline) {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  progress_.cancel = true;
+  progress_.cancel_all();
   wake_.notify_all();
   if (worker_.joinable()) worker_.join();
   if (alive_thread_.joinable()) alive_thread_.join();

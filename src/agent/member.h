@@ -22,21 +22,26 @@ struct TaskProgress {
   std::atomic<std::int64_t> bytes{0};
   std::atomic<std::uint32_t> phase{0};
   std::atomic<std::uint64_t> in_hand{kNoBucket};  // sender << 32 | bucket
-  std::atomic<bool> cancel{false};
   static constexpr std::uint64_t kNoBucket = ~std::uint64_t{0};
-  void start(Phase p) {
+  // The task's number. Starting one takes no cancellation back from those before it, which may still run.
+  std::uint64_t start(Phase p) {
     buckets = 0;
     bytes = 0;
     in_hand = kNoBucket;
-    cancel = false;
     phase = static_cast<std::uint32_t>(p);
     ++progress;
+    return ++started_;
   }
+  void cancel_all() { cancelled_ = started_.load(); }  // that have been started
+  bool cancelled(std::uint64_t task) const { return task <= cancelled_; }
   void bucket_done(std::int64_t n) {
     bytes += n;
     ++buckets;
     ++progress;
   }
+
+ private:
+  std::atomic<std::uint64_t> started_{0}, cancelled_{0};
 };
 
 class Member {

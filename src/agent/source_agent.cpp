@@ -235,15 +235,16 @@ Status SourceDriver::follow_regions() {
 }
 
 void SourceDriver::perform(Prepare& a) {
-  progress_.start(Phase::kSeal);
-  work([this, txn = a.txn, begin = a.begin, member = state_.link.member]() -> Finish {
-    Result<SealDone> r = seal(txn, begin, member);
+  const std::uint64_t task = progress_.start(Phase::kSeal);
+  work([this, task, txn = a.txn, begin = a.begin, member = state_.link.member]() -> Finish {
+    Result<SealDone> r = seal(task, txn, begin, member);
     if (!r.ok()) return [this, txn, e = std::move(r).error()] { feed(SourceTaskFailed{SourceTask::kSeal, txn, e}); };
     return [this, done = std::move(*r)] { feed(done); };
   });
 }
 
-Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, std::uint32_t member) {
+Result<SealDone> SourceDriver::seal(std::uint64_t task, const Txn& txn, const wire::Begin& begin,
+                                    std::uint32_t member) {
   if (!sealer_ || planned_->epoch != begin.layout_epoch)
     return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("seal");
   SealDone done{
@@ -253,7 +254,7 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, st
     const Deadline until = Deadline::after_ns(begin.total_ns);
     const auto ready = [&] { return published_ && (!begin.step || *begin.step == published_step_); };
     while (!ready()) {
-      if (progress_.cancel)
+      if (progress_.cancelled(task))
         return Error(Code::kCancelled, "the round ended before the trainer published").at_stage("seal");
       if (until.over())
         return Error(Code::kTimeout, "the trainer did not publish" +
@@ -262,8 +263,9 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, st
       published_changed_.wait_for(lock, std::chrono::nanoseconds(kPublishSliceNs));
       ++progress_.progress;  // waiting for the trainer is bounded by the total, it is no stall
     }
-    // Release raises `cancel` before it takes this mutex: a round that is over must not hold the trainer.
-    if (progress_.cancel) return Error(Code::kCancelled, "the round ended before it was sealed").at_stage("seal");
+    // Release cancels before it takes this mutex: a round that is over must not hold the trainer.
+    if (progress_.cancelled(task))
+      return Error(Code::kCancelled, "the round ended before it was sealed").at_stage("seal");
     held_ = true;
     done.step = published_step_;
     done.weight_set = weight_set_;
@@ -336,7 +338,7 @@ Result<wire::WrittenManifest> SourceDriver::write_page(const Seal& sealed, const
 }
 
 void SourceDriver::perform(Expose& a) {
-  progress_.start(Phase::kLend);
+  (void)progress_.start(Phase::kLend);
   work([this, txn = a.txn]() -> Finish {
     unsent_.reset();
     withdrawn_ = false;  // nothing withdraws before it was told of this lend
@@ -362,7 +364,7 @@ void SourceDriver::send_all(const Txn& txn) {
 }
 
 void SourceDriver::perform(CheckSeal& a) {
-  progress_.start(Phase::kVoted);
+  (void)progress_.start(Phase::kVoted);
   work([this, txn = a.txn, rescan = a.rescan]() -> Finish {
     Status s;
     if (unsent_)
@@ -381,10 +383,11 @@ void SourceDriver::perform(MoveBase& a) {
   work([this, a]() -> Finish {
     if (!baseline_ || shipment_.header.txn != a.txn) return [] {};
     const std::int64_t start = monotonic_ns();
-    Status s = baseline_->move(a.txn, a.sealed || snapshotting_ ? outlet_->packer() : nullptr);
-    std::size_t lost = 0;
-    if (s.ok() && shipment_.begin.proof) lost = baseline_->prove(*sealer_);
-    if (!s.ok()) baseline_->drop();  // the next round sends complete buckets
+    const Packer* packer = a.sealed || snapshotting_ ? outlet_->packer() : nullptr;
+    const Result<std::size_t> moved = baseline_->move(a.txn, packer, *sealer_);
+    std::size_t lost = moved.ok() ? *moved : 0;
+    if (moved.ok() && shipment_.begin.proof) lost += baseline_->prove(*sealer_);
+    if (!moved.ok()) baseline_->drop();  // the next round sends complete buckets
     const std::lock_guard lock(publish_mutex_);
     report_.base_ns = monotonic_ns() - start;
     report_.base_lost = static_cast<std::int64_t>(lost);
@@ -393,7 +396,8 @@ void SourceDriver::perform(MoveBase& a) {
 }
 
 void SourceDriver::perform(Withdraw&) {
-  progress_.cancel = withdrawn_ = true;
+  progress_.cancel_all();
+  withdrawn_ = true;
   // Queued behind a running task, so that the lane has one user at a time.
   work([this]() -> Finish {
     if (outlet_) outlet_->withdraw();
@@ -403,7 +407,7 @@ void SourceDriver::perform(Withdraw&) {
 
 // Behind a queued withdrawal, so that the trainer writes only when no reader is told otherwise.
 void SourceDriver::perform(Release& a) {
-  progress_.cancel = true;
+  progress_.cancel_all();
   work([this, a, version = state_.last]() -> Finish {
     {
       const std::lock_guard lock(publish_mutex_);

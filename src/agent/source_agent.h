@@ -44,7 +44,7 @@ class SourceDriver final : public SourceAgent, private Member {
   void perform(Release& a);
 
   // On the worker.
-  Result<SealDone> seal(const Txn& txn, const wire::Begin& begin, std::uint32_t member);
+  Result<SealDone> seal(std::uint64_t task, const Txn& txn, const wire::Begin& begin, std::uint32_t member);
   Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
   Status lend_regions();
   Status lend_values();

@@ -131,7 +131,7 @@ void TargetDriver::done(install::Task task, const Txn& txn, const Status& status
 
 void TargetDriver::perform(install::Send& a) { send(a.envelope); }
 void TargetDriver::perform(install::Observe& a) { observe(a.phase, a.txn); }
-void TargetDriver::perform(install::CancelStaging&) { progress_.cancel = true; }
+void TargetDriver::perform(install::CancelStaging&) { progress_.cancel_all(); }
 void TargetDriver::perform(install::DropStage&) {}  // the shadow is one arena, overwritten by the next round's staging
 
 void TargetDriver::perform(install::MakePlan& a) {
@@ -182,8 +182,8 @@ Status TargetDriver::take_plan(const wire::Configure& configure, std::uint64_t d
 }
 
 void TargetDriver::perform(install::StartStaging& a) {
-  progress_.start(Phase::kTransfer);
-  work([this, a]() -> Finish {
+  work([this, a, task = progress_.start(Phase::kTransfer)]() -> Finish {
+    staging_ = task;
     const std::int64_t start = monotonic_ns();
     const Status s = stage_all(a);
     {
@@ -201,7 +201,7 @@ void TargetDriver::perform(install::StartStaging& a) {
 }
 
 Status TargetDriver::check_cancel() const {
-  if (progress_.cancel) return Error(Code::kCancelled, "the round was aborted").at_stage("transfer");
+  if (progress_.cancelled(staging_)) return Error(Code::kCancelled, "the round was aborted").at_stage("transfer");
   return {};
 }
 
@@ -380,7 +380,7 @@ void TargetDriver::perform(install::ShutGate& a) {
 void TargetDriver::perform(install::SetWord& a) { shard_.commit_word()->store(to_engine(a.word, a.version)); }
 
 void TargetDriver::perform(install::CopyShadowToLive& a) {
-  progress_.start(Phase::kCopying);
+  (void)progress_.start(Phase::kCopying);
   work([this, a]() -> Finish {
     const std::int64_t start = monotonic_ns();
     copying_ = a.txn;

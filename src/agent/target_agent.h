@@ -76,6 +76,7 @@ class TargetDriver final : public Agent, private Member {
   std::map<std::uint32_t, wire::Manifest> manifests_;  // by member, of the round in hand
   std::vector<std::byte> page_copy_;
   std::vector<install::TensorDigest> sealed_;                                // scratch
+  std::uint64_t staging_ = 0;                                                // number of the worker's staging task
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> unstaged_;  // (sender, bucket) → index in the table
 
   std::int64_t unpack_ns_ = 0;

@@ -12,16 +12,12 @@ constexpr std::int64_t kWaitNs = 2'000'000;  // longest sleep in the lane: how l
 }  // namespace
 
 Driver::Driver(DriverOptions options, std::unique_ptr<transport::ControlLane> lane, JournalFile journal)
-    : options_(std::move(options)),
-      lane_(std::move(lane)),
-      address_(lane_->address()),
-      journal_lock_(std::move(journal.lock)),
-      journal_(std::move(journal.file)) {}
+    : options_(std::move(options)), lane_(std::move(lane)), address_(lane_->address()), journal_(std::move(journal)) {}
 
 Result<std::unique_ptr<Driver>> Driver::start(DriverOptions options, std::unique_ptr<transport::ControlLane> lane) {
   Env& env = *options.env;
   REFIT_ASSIGN(JournalFile journal, open_journal(env, options.journal_path, options.config.job, options.compact_bytes));
-  const JournalState recovered = std::move(journal.recovered);
+  const JournalState recovered = journal.recovered;
   const Lineage fresh{env.random_u64(), env.random_u64()};
   const std::uint64_t seed = env.random_u64();
   std::unique_ptr<Driver> d(new Driver(std::move(options), std::move(lane), std::move(journal)));
@@ -101,9 +97,8 @@ void Driver::perform(Send& a) {
 }
 
 Status Driver::append(const Append& a) {
-  if (a.reserve_bytes > 0) REFIT_TRY(journal_->reserve(a.reserve_bytes));
-  REFIT_TRY(journal_->append(encode(std::span<const Record>(a.records))));
-  return journal_->sync();
+  if (a.reserve_bytes > 0) REFIT_TRY(journal_.file->reserve(a.reserve_bytes));
+  return journal_.append(*options_.env, a.records);
 }
 
 void Driver::perform(Append& a) {
@@ -116,7 +111,9 @@ void Driver::perform(Append& a) {
 
 void Driver::perform(ReadEpoch&) {
   const auto read = [&]() -> Result<Epoch> {
-    REFIT_ASSIGN(const std::vector<std::byte> bytes, journal_->read_all());
+    // By its path: whoever took over may have put another file there.
+    REFIT_ASSIGN(const std::unique_ptr<File> file, options_.env->file(options_.journal_path));
+    REFIT_ASSIGN(const std::vector<std::byte> bytes, file->read_all());
     REFIT_ASSIGN(const JournalState state, recover(bytes, options_.config.job));
     return state.epoch;
   };
@@ -231,6 +228,11 @@ Status Driver::wait_ready(Deadline deadline) const {
 std::vector<Finished> Driver::finished() {
   const std::lock_guard lock(mutex_);
   return std::exchange(finished_, {});
+}
+
+Status Driver::health() const {
+  const std::lock_guard lock(mutex_);
+  return failed_ ? Status(*failed_) : Status{};
 }
 
 Version Driver::newest() const {

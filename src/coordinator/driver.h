@@ -43,6 +43,9 @@ class Driver {
   // Rounds that were reported incomplete and have ended since, oldest first; each is returned once.
   std::vector<Finished> finished();
   Version newest() const;
+  // Why it runs no longer: the control lane or the journal failed, or a coordinator of a higher epoch took over.
+  // Sticky.
+  Status health() const;
   std::string address() const { return address_; }  // where members connect
   Status shutdown(Deadline deadline);
 
@@ -64,7 +67,7 @@ class Driver {
   DriverOptions options_;
   std::unique_ptr<transport::ControlLane> lane_;
   const std::string address_;
-  std::unique_ptr<File> journal_lock_, journal_;
+  JournalFile journal_;
 
   // The loop holds the mutex while it steps; callers hold it while they look.
   mutable std::mutex mutex_;

@@ -110,6 +110,7 @@ class Machine {
 
   // Shared.
   void stop(Error reason);
+  Error overtaken(const std::string& how) const;
   bool running() const { return s_.stage != Stage::kStopped && s_.stage != Stage::kOpening; }
   bool deciding() const { return s_.round && !s_.round->committed && s_.stage == Stage::kDeciding; }
   void send(std::uint32_t connection, const Txn& txn, wire::Message message);

@@ -99,7 +99,9 @@ void Machine::ask_promises() {
   Rebuild& r = *s_.rebuild;
   std::uint64_t highest = s_.epoch.value;
   for (const auto& [member, word] : r.words) highest = std::max(highest, word.epoch.value);
-  s_.epoch = Epoch(highest + (r.asked ? 1 : kUnheard));
+  // Another coordinator may be rebuilding on another host, from the same words: a part that is this process' own tells
+  // the two apart, and the higher one ends the other as soon as a member has heard both.
+  s_.epoch = Epoch(highest + (r.asked ? 1 : kUnheard + s_.config.incarnation.value % kUnheard));
   r.asked = true;
   r.deadline_ns = s_.now_ns + s_.config.rebuild_ns;
   for (const auto& [member, word] : r.words) ask_promise(word.connection);

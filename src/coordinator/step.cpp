@@ -30,8 +30,8 @@ MemberName Shape::name(std::uint32_t member) const {
 namespace {
 
 bool same_slot(const Slot& a, const Slot& b) {
-  return std::tie(a.connection, a.incarnation, a.hello, a.heartbeat, a.inside, a.ready, a.plan, a.refused) ==
-         std::tie(b.connection, b.incarnation, b.hello, b.heartbeat, b.inside, b.ready, b.plan, b.refused);
+  return std::tie(a.connection, a.incarnation, a.hello, a.heartbeat, a.inside, a.ready, a.plan, a.base, a.refused) ==
+         std::tie(b.connection, b.incarnation, b.hello, b.heartbeat, b.inside, b.ready, b.plan, b.base, b.refused);
 }
 
 }  // namespace
@@ -142,6 +142,9 @@ void Machine::on(const Tick&) {
       s_.round->total_deadline_ns += gap;
     }
     s_.reading_epoch = true;
+  }
+  if (gap > s_.config.gap_ns || s_.now_ns - s_.looked_ns >= s_.config.look_ns) {
+    s_.looked_ns = s_.now_ns;
     todo_.push_back(ReadEpoch{});
   }
   if (s_.reading_epoch) return;
@@ -150,10 +153,16 @@ void Machine::on(const Tick&) {
   resend();
 }
 
+Error Machine::overtaken(const std::string& how) const {
+  return Error(Code::kMismatch, how + ", this coordinator is of epoch " + std::to_string(s_.epoch.value) + " and ends");
+}
+
 void Machine::on(const EpochRead& e) {
   if (e.highest > s_.epoch)
-    return stop(
-        Error(Code::kMismatch, "a coordinator of epoch " + std::to_string(e.highest.value) + " has taken over"));
+    return stop(overtaken("the journal says that a coordinator of epoch " + std::to_string(e.highest.value) +
+                          " has taken over"));
+  if (e.highest < s_.journal.epoch)
+    return stop(overtaken("the journal was replaced: it knows of epoch " + std::to_string(e.highest.value)));
   s_.reading_epoch = false;
 }
 
@@ -243,8 +252,7 @@ void Machine::on(const Received& e) {
   if (hello_message != nullptr && rebuilds(env, *hello_message)) return hear(e.connection, env, *hello_message);
   const bool our_lineage = hello_message == nullptr || hello_message->lineage == s_.journal.lineage;
   if (env.epoch > s_.epoch && our_lineage)
-    return stop(Error(Code::kMismatch, "member follows a coordinator of epoch " + std::to_string(env.epoch.value))
-                    .at_peer(env.who()));
+    return stop(overtaken("it follows a coordinator of epoch " + std::to_string(env.epoch.value)).at_peer(env.who()));
   if (hello_message != nullptr) return hello(e.connection, env, *hello_message);
   const auto member = sender(e.connection, env);
   if (!member) return;

@@ -37,6 +37,8 @@ struct Config {
   // A lost journal is rebuilt from the members' words: how long all are waited for, once to be heard and once to
   // promise the new epoch. Who is silent then is evicted.
   std::int64_t rebuild_ns = 10'000'000'000;
+  // The journal is re-read so often: another coordinator may have it, where a lock does not reach every host (C13).
+  std::int64_t look_ns = 5'000'000'000;
 };
 
 // How a call of sync_weights ended.
@@ -183,7 +185,7 @@ struct State {
   std::optional<RoundResult> last;
   std::optional<Error> stopped;
   bool reading_epoch = false;  // after a loop gap: nothing is decided until the journal was re-read (L2)
-  std::int64_t now_ns = 0, last_tick_ns = 0;
+  std::int64_t now_ns = 0, last_tick_ns = 0, looked_ns = 0;
   Dropped dropped;
 };
 // Everything but counters and clocks.

@@ -19,8 +19,9 @@ Status StagedExecutor::Impl::prepare_deltas(memory::Budget* budget) {
   id_base.resize(table.buckets.size());
   clean.resize(table.buckets.size());
   carried.resize(table.tensors.size());
+  // Of every storage, the second of a segment too: digests that are carried over are compared with the seal for each.
   can_retain = std::all_of(table.entries.begin(), table.entries.end(),
-                           [&](const LandingEntry& e) { return e.copy != 0 || keeps(table.nests[e.nest]); });
+                           [&](const LandingEntry& e) { return keeps(table.nests[e.nest]); });
   std::int64_t largest = 0;
   for (const BucketTable& b : table.buckets) {
     in_place.push_back(lies_packed(b));

@@ -101,6 +101,10 @@ class Synchronizer final : public WeightSynchronizer {
     const auto d = driver();
     return d ? d->status() : "{}";
   }
+  Status health() override {
+    const auto d = driver();
+    return d ? d->health() : closed();
+  }
   std::string address() override {
     const auto d = driver();
     return d ? d->address() : "";

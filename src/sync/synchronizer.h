@@ -63,6 +63,8 @@ class WeightSynchronizer {
   // Asks every member to prove what it holds; JSON as `refit verify --json` prints it.
   virtual Result<std::string> verify(double timeout_s) = 0;
   virtual std::string status() = 0;
+  // Why the coordinator ended by itself, if it did: it was overtaken by another epoch, or its journal or lane failed.
+  virtual Status health() = 0;
   virtual std::string address() = 0;  // where members connect; empty after shutdown
   // Releases everything. Safe to call twice and after a failure.
   virtual Status shutdown() = 0;

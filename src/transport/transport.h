@@ -49,6 +49,8 @@ struct Counters {
   std::uint64_t bytes_in = 0, bytes_out = 0;
   std::uint64_t frames_duplicate = 0;  // dropped: the bucket had already arrived
   std::uint32_t threads = 0;           // that the mover runs now
+  // Connections that were cut because they proved nothing in time, or were too many (zmq_sparse).
+  std::uint64_t connections_refused = 0;
 };
 
 // The ticket of an expose: its completion says that the lend has ended (withdraw, close, abort).

@@ -109,14 +109,20 @@ void World::coordinator_event(coordinator::EventKind what) {
   if (!coord.alive) return;
   // A message that can't be meant for this state must not change it (13).
   std::optional<coordinator::State> before;
+  bool late_no = false;
   if (const auto* r = std::get_if<coordinator::Received>(&what)) {
     const wire::Envelope& e = r->envelope;
     const bool old = e.txn.counter > 0 && !std::holds_alternative<wire::Heartbeat>(e.message) &&
                      (!coord.state.round || coord.state.round->record.txn != e.txn);
     if (old) before = coord.state;
+    const auto* vote = std::get_if<wire::Vote>(&e.message);
+    late_no = vote != nullptr && !vote->yes;
   }
   const std::uint64_t generation = coord.generation;
   const auto todo = coordinator::step(coord.state, {now, std::move(what)});
+  // A no that comes after its round has ended still says that its sender has dropped its base.
+  for (std::size_t m = 0; before && late_no && m < before->slots.size(); ++m)
+    before->slots[m].base = coord.state.slots[m].base;
   if (before && todo.empty() && !coordinator::same(*before, coord.state))
     checker.fail("13: a message of an old round changed the coordinator");
   for (const auto& a : todo) {

@@ -12,8 +12,6 @@
 namespace refit::transport::tcp {
 namespace {
 
-constexpr std::size_t kMineEnded = 8, kPeersEnded = 256;
-
 Status wait_for(int fd, short events, Deadline deadline) {
   pollfd p{fd, events, 0};
   while (true) {
@@ -60,24 +58,7 @@ Status probe(const Card& card, Hello hello, Deadline deadline) {
   return {};
 }
 
-// A lease's hold: the place in staging, free again when the lease is dropped.
-struct Held final : Lease::Hold {
-  explicit Held(Staging::Slot s) : slot(std::move(s)) {}
-  Staging::Slot slot;
-};
-
-Lease to_lease(Arrived a) {
-  const std::span<const std::byte> bytes(a.slot.data(), static_cast<std::size_t>(a.bytes));
-  return Lease(a.bucket, a.sender, bytes, {}, std::make_unique<Held>(std::move(a.slot)));
-}
-
 }  // namespace
-
-std::optional<Key2> LaneState::missing(bool gone) const {
-  for (const auto& [key, most] : expected)
-    if (!arrived.contains(key) && (!gone || lost.contains(key.first))) return key;
-  return std::nullopt;
-}
 
 Exchange::Exchange(const MoverOptions& options, Wake wake)
     : options_(options),
@@ -154,55 +135,25 @@ Status Exchange::open(const std::shared_ptr<LaneState>& lane) {
 }
 
 Status Exchange::expect(LaneState& lane, std::span<const Expected> buckets) {
-  REFIT_TRY(lane.ledger.check());
-  std::map<Key2, std::int64_t> wanted;
-  std::map<std::uint32_t, std::int64_t> largest;
-  for (const Expected& e : buckets) {
-    if (!lane.peers.contains(e.sender))
-      return Error(Code::kInvalid, "member " + std::to_string(e.sender) + " is no peer of this lane");
-    if (e.max_bytes < 0) return Error(Code::kInvalid, "a bucket with a negative size is expected");
-    if (!wanted.emplace(Key2(e.sender, e.bucket.value), e.max_bytes).second)
-      return Error(Code::kInvalid, "a bucket is expected twice").at_bucket(std::to_string(e.bucket.value));
-    largest[e.sender] = std::max(largest[e.sender], e.max_bytes);
-  }
+  REFIT_ASSIGN(Wanted wanted, check_expected(lane, buckets, staging_->limit()));
   std::map<std::uint32_t, Card> cards;
-  std::int64_t room = 0;
-  for (const auto& [sender, bytes] : largest) {
+  for (const auto& [sender, bytes] : wanted.senders) {
     auto card = decode_card(lane.peers.at(sender).card);
     if (!card.ok()) return Error(std::move(card).error()).at_peer(lane.peers.at(sender).name);
     cards.emplace(sender, std::move(*card));
-    // Rounded up to pages, as places in staging are; saturated, since sizes come from outside.
-    room = std::min(staging_->limit(), room + kGrantsPerSender * (std::min(bytes, staging_->limit()) + 4096));
   }
-  {
-    const std::lock_guard lock(lane.mutex);
-    if (lane.expecting) return Error(Code::kInvalid, "expect was called before in this lane");
-  }
-  REFIT_TRY(staging_->reserve(room));
+  REFIT_TRY(staging_->reserve(wanted.staging));
   const Turn turn(mutex_, callers_);
-  const std::lock_guard lock(lane.mutex);
-  lane.expected = std::move(wanted);
-  lane.expecting = true;
   for (const auto& [sender, card] : cards) {
     const Peer& peer = lane.peers.at(sender);
     link_to(peer, card).watch = true;
-    if (has_ended({lane.id.job, lane.id.txn, peer.incarnation}, sender, true))
-      lane.lost.emplace(sender, at(Error(Code::kPeerLost, "the sender ended its part of the round"), peer));
+    if (ended_.peer_ended(sender, {lane.id.job, lane.id.txn, peer.incarnation}, true))
+      lane.lose(sender, Error(Code::kPeerLost, "the sender ended its part of the round"));
   }
+  const std::lock_guard lock(lane.mutex);
+  lane.expected = std::move(wanted.buckets);
+  lane.expecting = true;
   wake_->raise();
-  return {};
-}
-
-Status Exchange::check_posting(LaneState& lane, std::span<const std::uint32_t> to) {
-  REFIT_TRY(lane.ledger.check());
-  if (to.empty()) return Error(Code::kInvalid, "a post without a recipient");
-  std::set<std::uint32_t> once;
-  for (std::uint32_t member : to) {
-    if (!lane.peers.contains(member))
-      return Error(Code::kInvalid, "member " + std::to_string(member) + " is no peer of this lane");
-    if (!once.insert(member).second)
-      return Error(Code::kInvalid, "member " + std::to_string(member) + " is named twice as a recipient");
-  }
   return {};
 }
 
@@ -210,13 +161,7 @@ Result<std::uint64_t> Exchange::post(LaneState& lane, BucketId bucket,
                                      std::span<const std::span<const std::byte>> parts,
                                      std::span<const std::uint32_t> to) {
   REFIT_TRY(check_posting(lane, to));
-  auto post = std::make_shared<Post>();
-  post->bucket = bucket;
-  for (const auto& part : parts)
-    if (!part.empty()) {
-      post->parts.push_back(part);
-      post->bytes += part.size();
-    }
+  const std::shared_ptr<Post> post = make_post(bucket, parts);
   std::map<std::uint32_t, Card> cards;
   for (std::uint32_t member : to) {
     auto card = decode_card(lane.peers.at(member).card);
@@ -232,39 +177,12 @@ Result<std::uint64_t> Exchange::post(LaneState& lane, BucketId bucket,
     out->post = post;
     out->id = lane.id;
     out->lane = lane.serial;
-    if (has_ended({lane.id.job, lane.id.txn, peer.incarnation}, member, false))
+    if (ended_.peer_ended(member, {lane.id.job, lane.id.txn, peer.incarnation}, false))
       out->error = Error(Code::kPeerLost, "the recipient ended its part of the round");
     link_to(peer, card).todo.push_back(std::move(out));
   }
   wake_->raise();
   return ticket;
-}
-
-Result<Lease> Exchange::next(LaneState& lane, Deadline deadline) {
-  std::unique_lock lock(lane.mutex);
-  if (Status s = lane.ledger.check(); !s.ok()) return s.error();
-  if (!lane.expecting) return Error(Code::kInvalid, "next before expect");
-  while (true) {
-    if (Status s = lane.ledger.check(); !s.ok()) return s.error();
-    if (!lane.inbox.empty()) {
-      Arrived a = std::move(lane.inbox.front());
-      lane.inbox.pop_front();
-      return to_lease(std::move(a));
-    }
-    if (const auto gone = lane.missing(true)) {
-      Error error = Error(lane.lost.at(gone->first)).at_bucket(std::to_string(gone->second));
-      lock.unlock();
-      end(lane, error);
-      return lane.ledger.check().error();
-    }
-    if (deadline.over()) {
-      Error late(Code::kTimeout, "no bucket arrived within the deadline");
-      const auto first = lane.missing(false);
-      if (!first) return late;
-      return at(std::move(late), lane.peers.at(first->first)).at_bucket(std::to_string(first->second));
-    }
-    lane.changed.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()));
-  }
 }
 
 void Exchange::end(LaneState& lane, const std::optional<Error>& error) {
@@ -279,19 +197,14 @@ void Exchange::end_locked(LaneState& lane, const std::optional<Error>& error) {
     withdraw(lane);
     for (auto& [key, incoming] : lane.incoming) incoming->dropped = true;
     lane.incoming.clear();
-    mine_ended_.push_back(lane.id);
-    if (mine_ended_.size() > kMineEnded) mine_ended_.pop_front();
+    ended_.own(lane.id);
     tell_end(lane);
   }
   if (error)
     (void)lane.ledger.fail(*error);
   else
     lane.ledger.close();
-  {
-    const std::lock_guard lock(lane.mutex);
-    lane.inbox.clear();
-    lane.changed.notify_all();
-  }
+  lane.clear_inbox();
   lanes_.erase(lane.serial);
 }
 
@@ -315,16 +228,6 @@ void Exchange::tell_end(const LaneState& lane) {
     back.code = kAsSender | kAsRecipient;
     reply(member, peer.incarnation, back);
   }
-}
-
-void Exchange::remember(Ended ended) {
-  if (std::find(ended_.begin(), ended_.end(), ended) != ended_.end()) return;
-  ended_.push_back(std::move(ended));
-  if (ended_.size() > kPeersEnded) ended_.pop_front();
-}
-
-bool Exchange::has_ended(const LaneId& id, std::uint32_t member, bool as_sender) const {
-  return std::find(ended_.begin(), ended_.end(), Ended{member, id, as_sender}) != ended_.end();
 }
 
 Exchange::Link& Exchange::link_to(const Peer& peer, const Card& card) {

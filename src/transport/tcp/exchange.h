@@ -2,56 +2,28 @@
 // recipient's staging, then sent; so a recipient holds no more than it has room for.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <list>
-#include <set>
 #include <thread>
 
-#include "transport/common/ledger.h"
+#include "transport/common/push.h"
 #include "transport/tcp/stream.h"
 
 namespace refit::transport::tcp {
 
-// Buckets that are granted to one sender at a time: one under way, one that follows without a pause.
-inline constexpr std::int64_t kGrantsPerSender = 2;
-
-using Key2 = std::pair<std::uint32_t, std::uint32_t>;  // (sender, bucket)
-
-struct Arrived {
-  BucketId bucket;
-  std::uint32_t sender = 0;
-  std::uint64_t bytes = 0;
-  Staging::Slot slot;
-};
-
-// One lane. The first group belongs to the exchange's lock, the second to its own mutex, the ledger to itself.
-struct LaneState {
-  std::uint64_t serial = 0;
-  LaneId id;
-  std::map<std::uint32_t, Peer> peers;
-  bool over = false;
+// One lane.
+struct LaneState : PushState {
   std::map<Key2, std::shared_ptr<Incoming>> incoming;  // granted; shared with the streams that read into them
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Arrived> inbox;
-  bool expecting = false;
-  std::map<Key2, std::int64_t> expected;  // → most bytes
-  std::set<Key2> arrived;
-  std::map<std::uint32_t, Error> lost;  // senders that are gone
-
-  Ledger ledger;
-  // The first bucket that still owes an arrival; with `gone`, of a lost sender.
-  std::optional<Key2> missing(bool gone) const;
 };
 
 // *thread-safe*: one lock; the loop holds it only around calls that do not wait, and lets callers go first.
 class Exchange final : public StreamOwner {
  public:
+  using LaneState = tcp::LaneState;
+  static constexpr std::string_view kName = "tcp";
   static Result<std::shared_ptr<Exchange>> start(const MoverOptions& options);
   ~Exchange() override;
   Bytes card() const { return encode(card_); }
-  const Card& self() const { return card_; }
+  std::string_view security() const { return to_string(security_); }
   Counters counters() const;
   void stop();
 
@@ -60,7 +32,6 @@ class Exchange final : public StreamOwner {
   Status expect(LaneState& lane, std::span<const Expected> buckets);
   Result<std::uint64_t> post(LaneState& lane, BucketId bucket, std::span<const std::span<const std::byte>> parts,
                              std::span<const std::uint32_t> to);
-  Result<Lease> next(LaneState& lane, Deadline deadline);
   // Abort with an error, close without one. Afterwards no lent memory of this lane is touched.
   void end(LaneState& lane, const std::optional<Error>& error);
 
@@ -79,13 +50,6 @@ class Exchange final : public StreamOwner {
     Incarnation incarnation;
     Header header;
   };
-  struct Ended {
-    std::uint32_t member = 0;
-    LaneId id;
-    bool as_sender = false;
-    friend bool operator==(const Ended&, const Ended&) = default;
-  };
-
   Exchange(const MoverOptions& options, Wake wake);
 
   // Loop.
@@ -129,15 +93,11 @@ class Exchange final : public StreamOwner {
   void check_progress(std::int64_t now);
   void check_stream(Stream& stream, std::int64_t now);
   void close_streams(Link& link);
-  Status check_posting(LaneState& lane, std::span<const std::uint32_t> to);
   LaneState* lane_of(const LaneId& theirs, std::uint32_t member);
   Link& link_to(const Peer& peer, const Card& card);
   void end_locked(LaneState& lane, const std::optional<Error>& error);
   void tell_end(const LaneState& lane);
   void withdraw(const LaneState& lane);
-  void remember(Ended ended);
-  bool has_ended(const LaneId& id, std::uint32_t member, bool as_sender) const;
-  Error at(Error error, const Peer& peer) const { return std::move(error).at_peer(peer.name).at_stage("transfer"); }
 
   const MoverOptions options_;
   Card card_;
@@ -152,8 +112,7 @@ class Exchange final : public StreamOwner {
   std::vector<std::unique_ptr<Stream>> graveyard_;             // closed by the loop, which alone destroys streams
   std::map<std::uint64_t, std::shared_ptr<LaneState>> lanes_;  // open ones, shared with their shells
   std::deque<Offer> offers_;
-  std::deque<Ended> ended_;  // lanes of peers that were, the newest kEnded
-  std::deque<LaneId> mine_ended_;
+  Endings ended_;
   std::uint64_t next_serial_ = 1;
   std::int64_t last_turn_ns_ = 0;
   Counters counters_;

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "transport/tcp/exchange.h"
 #include "transport/common/net.h"
+#include "transport/tcp/exchange.h"
 
 namespace refit::transport::tcp {
 namespace {
@@ -13,7 +13,6 @@ namespace {
 constexpr std::size_t kMaxIncoming = 4096, kMaxStrangers = 256;
 constexpr std::int64_t kHandshakeNs = 5 * kNsPerSecond;
 constexpr std::int64_t kBeatNs = kNsPerSecond;
-constexpr std::size_t kOffered = 8;  // buckets of one link that its recipient knows of
 constexpr std::uint64_t kChunk = 1 << 20;
 
 std::string seconds(std::int64_t ns) { return std::to_string(ns / kNsPerSecond) + " s"; }
@@ -78,7 +77,8 @@ void Exchange::accept_all() {
   while (true) {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) return;
-    const auto strangers = std::count_if(incoming_.begin(), incoming_.end(), [](const auto& s) { return !s->proven(); });
+    const auto strangers =
+        std::count_if(incoming_.begin(), incoming_.end(), [](const auto& s) { return !s->proven(); });
     if (incoming_.size() >= kMaxIncoming || static_cast<std::size_t>(strangers) >= kMaxStrangers) {
       ++counters_.frames_foreign;
       continue;

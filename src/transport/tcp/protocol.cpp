@@ -45,7 +45,7 @@ void Exchange::opened(Stream& stream) {
   if (stream.hello().stream != 0) return;
   header.type = Type::kEnd;
   header.code = stream.outgoing() ? kAsSender : kAsSender | kAsRecipient;
-  for (const LaneId& id : mine_ended_) {
+  for (const LaneId& id : ended_.own()) {
     header.id = id;
     stream.send(header);
   }
@@ -105,9 +105,7 @@ void Exchange::serve_offers() {
 Exchange::Served Exchange::serve_offer(const Offer& offer) {
   LaneState* lane = lane_of(offer.header.id, offer.member);
   if (lane == nullptr) {
-    const bool over = std::any_of(mine_ended_.begin(), mine_ended_.end(),
-                                  [&](const LaneId& id) { return id.txn == offer.header.id.txn; });
-    if (!over) return Served::kWaits;  // a round that this side has not opened yet
+    if (!ended_.own_ended(offer.header.id)) return Served::kWaits;  // a round that this side has not opened yet
     ++counters_.frames_foreign;
     refuse(offer, Refusal::kOver);
     return Served::kDone;
@@ -131,7 +129,7 @@ Exchange::Served Exchange::serve_offer(const Offer& offer) {
   ++(*why == Refusal::kDuplicate ? counters_.frames_duplicate : counters_.frames_bad);
   refuse(offer, *why);
   if (*why == Refusal::kLarge || *why == Refusal::kStaging)
-    end_locked(*lane, at(refusal(static_cast<std::uint32_t>(*why)), lane->peers.at(offer.member))
+    end_locked(*lane, at_transfer(refusal(static_cast<std::uint32_t>(*why)), lane->peers.at(offer.member))
                           .at_bucket(std::to_string(key.second)));
   return Served::kDone;
 }
@@ -191,12 +189,7 @@ void Exchange::arrived(Stream& /*stream*/, const Header& h, const std::shared_pt
 
 void Exchange::deliver(LaneState& lane, Incoming& incoming) {
   counters_.bytes_in += incoming.bytes;
-  {
-    const std::lock_guard lock(lane.mutex);
-    lane.arrived.emplace(incoming.sender, incoming.bucket.value);
-    lane.inbox.push_back({incoming.bucket, incoming.sender, incoming.bytes, std::move(incoming.slot)});
-    lane.changed.notify_all();
-  }
+  lane.deliver({incoming.bucket, incoming.sender, incoming.bytes, std::move(incoming.slot)});
   reply(incoming.sender, incoming.id.incarnation,
         {.type = Type::kDone,
          .length = 0,
@@ -254,7 +247,7 @@ void Exchange::take_answer(Link& link, const Header& h) {
 void Exchange::finish(const Outgoing& out, const Peer& to, std::optional<Error> error) {
   const auto lane = lanes_.find(out.lane);
   if (lane == lanes_.end()) return;
-  if (error) error = at(std::move(*error), to).at_bucket(std::to_string(out.post->bucket.value));
+  if (error) error = at_transfer(std::move(*error), to).at_bucket(std::to_string(out.post->bucket.value));
   lane->second->ledger.finish(out.post->ticket, to.member, std::move(error));
 }
 
@@ -264,7 +257,7 @@ void Exchange::take_end(Stream& stream, const Header& h) {
   const std::uint32_t member = stream.outgoing() ? stream.hello().to : stream.hello().from;
   LaneState* lane = lane_of(h.id, member);
   if ((h.code & kAsSender) != 0) {
-    remember({member, h.id, true});
+    ended_.of_peer(member, h.id, true);
     const auto before = offers_.size();
     std::erase_if(offers_, [&](const Offer& o) { return o.member == member && o.header.id == h.id; });
     counters_.frames_foreign += before - offers_.size();
@@ -274,15 +267,12 @@ void Exchange::take_end(Stream& stream, const Header& h) {
         entry.second->dropped = true;
         return true;
       });
-      const std::lock_guard lock(lane->mutex);
-      lane->lost.emplace(member,
-                         at(Error(Code::kPeerLost, "the sender ended its part of the round"), lane->peers.at(member)));
-      lane->changed.notify_all();
+      lane->lose(member, Error(Code::kPeerLost, "the sender ended its part of the round"));
     }
   }
   const auto link = links_.find(member);
   if ((h.code & kAsRecipient) == 0) return;
-  remember({member, h.id, false});
+  ended_.of_peer(member, h.id, false);
   if (link == links_.end() || link->second->peer.incarnation != h.id.incarnation) return;
   for (auto& out : link->second->todo)
     if (out->id.txn == h.id.txn) out->error = Error(Code::kPeerLost, "the recipient ended its part of the round");
@@ -299,9 +289,7 @@ void Exchange::lose(std::uint32_t member, Incarnation incarnation, const Error& 
       return true;
     });
     if (only_granted && dropped == 0) continue;
-    const std::lock_guard lock(lane->mutex);
-    lane->lost.emplace(member, at(Error(error), peer->second));
-    lane->changed.notify_all();
+    lane->lose(member, error);
   }
 }
 

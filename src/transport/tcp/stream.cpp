@@ -17,29 +17,6 @@ constexpr std::size_t kMaxControl = 1 << 16;   // frames queued to a peer that d
 constexpr std::size_t kScratch = 64 << 10;
 constexpr std::size_t kWarm = 256 << 10;  // read at once where the bytes are tagged next
 
-// The parts from `at` on, at most `limit` bytes and kParts parts.
-std::size_t gather(const Post& post, Cursor at, std::uint64_t limit, std::span<iovec> out) {
-  std::size_t n = 0;
-  for (; limit > 0 && n < out.size() && at.part < post.parts.size(); ++at.part, at.offset = 0) {
-    const auto part = post.parts[at.part].subspan(at.offset);
-    const std::size_t take = std::min<std::uint64_t>(part.size(), limit);
-    if (take == 0) continue;
-    out[n++] = {const_cast<std::byte*>(part.data()), take};
-    limit -= take;
-  }
-  return n;
-}
-
-void advance(const Post& post, Cursor& at, std::uint64_t bytes) {
-  while (bytes > 0) {
-    const std::size_t here = post.parts[at.part].size() - at.offset;
-    const std::size_t step = std::min<std::uint64_t>(here, bytes);
-    at.offset += step;
-    bytes -= step;
-    if (at.offset == post.parts[at.part].size()) ++at.part, at.offset = 0;
-  }
-}
-
 }  // namespace
 
 bool Incoming::claim(std::uint64_t offset, std::uint64_t length) {
@@ -295,7 +272,7 @@ bool Stream::flush_chunk() {
     Chunk& c = *chunk_;
     std::array<iovec, kParts> parts;
     parts[0] = {c.head.data() + c.head_done, c.head.size() - c.head_done};
-    const std::size_t used = 1 + gather(*c.of->post, c.at, c.left, std::span(parts).subspan(1));
+    const std::size_t used = 1 + parts_at(*c.of->post, c.at, c.left, std::span(parts).subspan(1));
     msghdr message{};
     message.msg_iov = parts.data();
     message.msg_iovlen = used;

@@ -5,24 +5,10 @@
 #include <memory>
 #include <optional>
 
-#include "transport/common/staging.h"
+#include "transport/common/push.h"
 #include "transport/tcp/mac.h"
 
 namespace refit::transport::tcp {
-
-// A position in a post's parts.
-struct Cursor {
-  std::size_t part = 0;
-  std::size_t offset = 0;
-};
-
-// One posted bucket: memory that the caller lends until every recipient's completion.
-struct Post {
-  std::uint64_t ticket = 0;
-  BucketId bucket;
-  std::vector<std::span<const std::byte>> parts;
-  std::uint64_t bytes = 0;
-};
 
 // A post on its way to one recipient.
 struct Outgoing {

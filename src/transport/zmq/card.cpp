@@ -15,7 +15,7 @@ Result<Kind> decode(std::span<const std::byte> message) {
   Reader r(message);
   const std::uint32_t magic = r.u32();
   const std::uint32_t kind = r.u32();
-  if (!r.ok() || magic != kMagic || kind < 1 || kind > static_cast<std::uint32_t>(Kind::kBye))
+  if (!r.ok() || magic != kMagic || kind < 1 || kind > static_cast<std::uint32_t>(Kind::kFull))
     return Error(Code::kCorrupt, "not a control message");
   return static_cast<Kind>(kind);
 }

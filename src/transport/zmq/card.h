@@ -10,6 +10,7 @@ enum class Kind : std::uint32_t {
   kData = 3,
   kPing = 4,  // either, when it has nothing else to say
   kBye = 5,   // either: closing, or you are no peer of mine (any more)
+  kFull = 6,  // coordinator: no room for another peer under your key, or (a byte follows) at all
 };
 inline constexpr std::size_t kHeadBytes = 8;
 Bytes encode(Kind kind, std::span<const std::byte> payload = {});

@@ -7,10 +7,10 @@
 #include <thread>
 
 #include "transport/common/mailbox.h"
+#include "transport/common/strangers.h"
 #include "transport/common/sys.h"
 #include "transport/zmq/card.h"
 #include "transport/zmq/door.h"
-#include "transport/zmq/strangers.h"
 
 namespace refit::transport::zmq {
 
@@ -39,11 +39,13 @@ class ControlLaneZmq final : public ControlLane {
     Bytes routing_id;
     std::int64_t seen_ns = 0, sent_ns = 0;
     std::optional<MemberName> proven{};
+    int descriptor = -1;  // libzmq's, of a TCP connection, as far as it was told
   };
   // A message as it came: from whom, and over which of libzmq's descriptors.
   struct Origin {
     std::span<const std::byte> routing_id;
     std::optional<MemberName> proven;
+    int descriptor = -1;
   };
   enum class Sent : std::uint8_t { kYes, kLater, kUnreachable };
 
@@ -66,6 +68,8 @@ class ControlLaneZmq final : public ControlLane {
   void receive(const Origin& from, std::span<const std::byte> message, std::int64_t now);
   void welcome(const Origin& from, std::int64_t now);
   void hung_up(std::int64_t now);
+  void closed(int descriptor);
+  bool full_for(const Origin& from);
   void flush(std::int64_t now);
   void keep_alive(std::int64_t now);
   void drop(std::uint32_t peer, const char* why);
@@ -85,7 +89,8 @@ class ControlLaneZmq final : public ControlLane {
   void* monitor_ = nullptr;
   std::unique_ptr<Door> door_;             // of a TCP listener
   Strangers strangers_;                    // likewise
-  std::atomic<std::uint64_t> refused_{0};  // by both
+  std::uint64_t turned_away_ = 0;          // with an admitted key, for want of room
+  std::atomic<std::uint64_t> refused_{0};  // by all of them
   std::map<std::uint32_t, PeerState> peers_;
   std::map<Bytes, std::uint32_t> by_id_;
   std::uint32_t next_peer_ = 1;

@@ -1,6 +1,7 @@
 // The loop thread of a control lane: the only one that touches its sockets.
 #include <zmq.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -18,7 +19,7 @@ constexpr int kRetryMs = 2;  // after a socket refused a message
 constexpr int kTickMs = 50;
 constexpr int kHelloTickMs = 10;
 constexpr int kBatch = 256;  // messages per turn, so that liveness is looked at under load
-constexpr std::size_t kMaxPeers = 4096;
+constexpr std::size_t kMaxPeers = 4096, kMaxPeersPerKey = 16;  // a member needs one, clients share a key
 
 // One received frame. `more` tells whether the message goes on.
 class Frame {
@@ -57,7 +58,7 @@ void ControlLaneZmq::loop() {
     if (door_) {
       door_->answer_all();
       strangers_.watch(now);
-      refused_ = door_->refused() + strangers_.cut();
+      refused_ = door_->refused() + strangers_.cut() + turned_away_;
     }
     if (!full) receive_all(now);
     flush(now);
@@ -98,13 +99,19 @@ void ControlLaneZmq::drain_monitor(std::int64_t now) {
       more = rest.more();
     }
     if (event == ZMQ_EVENT_ACCEPTED && door_) strangers_.accepted(value, port_, now);
-    if (event == ZMQ_EVENT_DISCONNECTED && door_) strangers_.forget(value);
+    if (event == ZMQ_EVENT_DISCONNECTED && door_) closed(value);
     if (event == ZMQ_EVENT_DISCONNECTED) hung_up(now);
     if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH && !address_.listen)
       mailbox_.fail(Error(Code::kInvalid, "the coordinator at " + told_ +
                                               " does not admit this process' key: it is not in its allow-list")
                         .at_peer("coordinator"));
   }
+}
+
+void ControlLaneZmq::closed(int descriptor) {
+  strangers_.forget(descriptor);
+  for (auto& [number, peer] : peers_)
+    if (peer.descriptor == descriptor) peer.descriptor = -1;  // the number may be another connection's from now on
 }
 
 void ControlLaneZmq::hung_up(std::int64_t now) {
@@ -140,7 +147,7 @@ void ControlLaneZmq::receive_all(std::int64_t now) {
     Origin from{first.bytes(), std::nullopt};
     if (door_) {
       from.proven = door_->who(second.user());
-      if (from.proven) strangers_.forget(second.descriptor());
+      from.descriptor = second.descriptor();
     }
     receive(from, second.bytes(), now);
   }
@@ -173,6 +180,18 @@ void ControlLaneZmq::receive(const Origin& from, std::span<const std::byte> mess
     return;
   }
   peer->second.seen_ns = now;
+  if (door_ && from.descriptor >= 0) {
+    // A key alone makes no peer: only who was welcomed is a stranger no longer, for as long as it is a peer.
+    strangers_.forget(from.descriptor);
+    peer->second.descriptor = from.descriptor;
+  }
+  if (*kind == Kind::kFull && !address_.listen)
+    return mailbox_.fail(
+        Error(Code::kExhausted,
+              "the coordinator at " + told_ +
+                  (message.size() == kHeadBytes ? " has as many connections under this process' key as it takes"
+                                                : " has as many connections as it takes"))
+            .at_peer("coordinator"));
   if (*kind == Kind::kData) mailbox_.deliver(number, message.subspan(kHeadBytes), from.proven);
   if (*kind == Kind::kBye) drop(number, "closed its lane");
   if (*kind == Kind::kWelcome && !address_.listen && !welcomed_) {
@@ -188,16 +207,27 @@ void ControlLaneZmq::welcome(const Origin& from, std::int64_t now) {
     return;
   }
   if (!by_id_.contains(id)) {
-    if (peers_.size() >= kMaxPeers) {
-      tally_->foreign.fetch_add(1);
-      (void)transmit(id, encode(Kind::kBye));
-      return;
-    }
+    if (full_for(from)) return;
     by_id_[id] = next_peer_;
-    peers_[next_peer_] = {id, now, now, from.proven};
+    peers_[next_peer_] = {id, now, now, from.proven, from.descriptor};
+    if (door_) strangers_.forget(from.descriptor);
     mailbox_.connected(next_peer_++);
   }
   (void)transmit(id, encode(Kind::kWelcome));
+}
+
+// Says so, and lets the strangers' time run on: who does not go by itself is cut.
+bool ControlLaneZmq::full_for(const Origin& from) {
+  const auto same = from.proven ? std::count_if(peers_.begin(), peers_.end(),
+                                                [&](const auto& one) { return one.second.proven == from.proven; })
+                                : 0;
+  const bool of_key = static_cast<std::size_t>(same) >= kMaxPeersPerKey;
+  if (!of_key && peers_.size() < kMaxPeers) return false;
+  if (!door_ || strangers_.turn_away(from.descriptor)) ++turned_away_;
+  tally_->foreign.fetch_add(1);
+  const std::byte at_all{1};
+  (void)transmit(from.routing_id, encode(Kind::kFull, std::span(&at_all, of_key ? 0 : 1)));
+  return true;
 }
 
 void ControlLaneZmq::flush(std::int64_t now) {
@@ -244,6 +274,7 @@ void ControlLaneZmq::drop(std::uint32_t number, const char* why) {
   const auto it = peers_.find(number);
   if (it == peers_.end()) return;
   by_id_.erase(it->second.routing_id);
+  if (it->second.descriptor >= 0) strangers_.accepted(it->second.descriptor, port_, env_.now_ns());
   peers_.erase(it);
   mailbox_.gone(number);
   // A member has nobody else to talk to: its lane is over.

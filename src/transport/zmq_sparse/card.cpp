@@ -37,6 +37,7 @@ Result<Card> decode_card(std::span<const std::byte> bytes) {
   const std::uint32_t length = tail.u32();
   if (!tail.ok() || length == 0 || length > kLongestEndpoint || tail.left() != length) return bad("card: endpoint");
   c.endpoint.assign(reinterpret_cast<const char*>(tail.rest().data()), length);
+  if (!c.endpoint.starts_with("tcp://")) return bad("card: the endpoint is not tcp://");  // nothing else is dialled
   return c;
 }
 

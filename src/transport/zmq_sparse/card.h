@@ -12,8 +12,8 @@ struct Card {
   Hash128 job;
   std::uint32_t member = 0;
   Incarnation incarnation;
-  Bytes key;  // kKeyBytes, or none
-  std::string endpoint;
+  Bytes key;             // kKeyBytes, or none
+  std::string endpoint;  // tcp://…
 };
 inline constexpr std::size_t kLongestEndpoint = 128;
 Bytes encode(const Card& card);
@@ -31,8 +31,9 @@ enum class Type : std::uint32_t {
   kBeat = 8
 };
 // Why a recipient does not take a bucket.
-enum class Refusal : std::uint32_t { kEnded = 1, kUnexpected = 2, kTooLarge = 3, kForeign = 4 };
+enum class Refusal : std::uint32_t { kEnded = 1, kUnexpected = 2, kTooLarge = 3, kForeign = 4, kTooMany = 5 };
 inline constexpr std::uint32_t kAsSender = 1, kAsRecipient = 2;  // code of an end: which part is over
+inline constexpr std::uint32_t kOnlyAsks = 1;  // code of a beat: from a connection that carries nothing else
 
 struct Head {
   Type type = Type::kBeat;

@@ -8,27 +8,9 @@
 namespace refit::transport::zmq_sparse {
 namespace {
 
-constexpr std::size_t kMineEnded = 8, kPeersEnded = 256;
 constexpr std::int64_t kReachSliceNs = 2'000'000;
 
-// A lease's hold: the place in staging, free again when the lease is dropped.
-struct Held final : Lease::Hold {
-  explicit Held(Staging::Slot s) : slot(std::move(s)) {}
-  Staging::Slot slot;
-};
-
-Lease to_lease(Arrived a) {
-  const std::span<const std::byte> bytes(a.slot.data(), static_cast<std::size_t>(a.bytes));
-  return Lease(a.bucket, a.sender, bytes, {}, std::make_unique<Held>(std::move(a.slot)));
-}
-
 }  // namespace
-
-std::optional<Key2> LaneState::missing(bool gone) const {
-  for (const auto& [key, most] : expected)
-    if (!arrived.contains(key) && (!gone || lost.contains(key.first))) return key;
-  return std::nullopt;
-}
 
 Hub::Hub(const MoverOptions& options, Wake wake)
     : options_(options),
@@ -63,6 +45,8 @@ Status Hub::bind() {
   card_.incarnation = options_.incarnation;
   REFIT_ASSIGN(router_, Socket::listener(*context_, host, ports.low, ports.high, options_.env->random_u64(), keys,
                                          kMaxChunkBytes + kHeadBytes, card_.endpoint));
+  port_ = static_cast<std::uint16_t>(std::stoul(card_.endpoint.substr(card_.endpoint.rfind(':') + 1)));
+  REFIT_ASSIGN(doorstep_, Socket::monitor(*context_, router_, "doorstep"));
   return {};
 }
 
@@ -81,12 +65,16 @@ void Hub::stop() {
   counters_.threads = 0;
   links_.clear();
   graveyard_.clear();
+  router_.unwatch();
+  doorstep_.close();
   router_.close();
 }
 
 Counters Hub::counters() const {
   const std::lock_guard lock(mutex_);
-  return counters_;
+  Counters out = counters_;
+  out.connections_refused = strangers_.cut();
+  return out;
 }
 
 Status Hub::reach(const Peer& peer, Deadline deadline) {
@@ -106,8 +94,10 @@ Status Hub::reach(const Peer& peer, Deadline deadline) {
   beat.from = options_.member;
   beat.process = options_.incarnation;
   beat.id.job = options_.job;
-  socket.send({}, encode(beat), {}, false);
+  beat.code = kOnlyAsks;
+  bool asked = false;
   for (Message m; true;) {
+    asked = asked || socket.send(encode(beat));
     if (socket.receive(m, false)) {
       const auto head = decode_head(m.body);
       if (head.ok() && head->type == Type::kBeat && head->from == card->member && head->process == card->incarnation &&
@@ -131,58 +121,26 @@ Status Hub::open(const std::shared_ptr<LaneState>& lane) {
 }
 
 Status Hub::expect(LaneState& lane, std::span<const Expected> buckets) {
-  REFIT_TRY(lane.ledger.check());
-  std::map<Key2, std::int64_t> wanted;
-  std::map<std::uint32_t, std::int64_t> largest;
-  for (const Expected& e : buckets) {
-    if (!lane.peers.contains(e.sender))
-      return Error(Code::kInvalid, "member " + std::to_string(e.sender) + " is no peer of this lane");
-    if (e.max_bytes < 0) return Error(Code::kInvalid, "a bucket with a negative size is expected");
-    if (!wanted.emplace(Key2(e.sender, e.bucket.value), e.max_bytes).second)
-      return Error(Code::kInvalid, "a bucket is expected twice").at_bucket(std::to_string(e.bucket.value));
-    largest[e.sender] = std::max(largest[e.sender], e.max_bytes);
-  }
-  std::int64_t room = 0;  // rounded up to pages, as places in staging are; saturated, since sizes come from outside
-  for (const auto& [sender, bytes] : largest)
-    room = std::min(staging_->limit(), room + kGrantsPerSender * (std::min(bytes, staging_->limit()) + 4096));
+  REFIT_ASSIGN(Wanted wanted, check_expected(lane, buckets, staging_->limit()));
+  REFIT_TRY(staging_->reserve(wanted.staging));
   const std::lock_guard lock(mutex_);
-  if (lane.expecting) return Error(Code::kInvalid, "expect was called before in this lane");
-  REFIT_TRY(staging_->reserve(room));
-  for (const auto& [sender, bytes] : largest) {
+  for (const auto& [sender, bytes] : wanted.senders) {
     const Peer& peer = lane.peers.at(sender);
     REFIT_TRY(link_to(peer));
-    if (has_ended({lane.id.job, lane.id.txn, peer.incarnation}, sender, true))
-      lane.lost.emplace(sender, at(Error(Code::kPeerLost, "the sender ended its part of the round"), peer));
+    if (ended_.peer_ended(sender, {lane.id.job, lane.id.txn, peer.incarnation}, true))
+      lane.lose(sender, Error(Code::kPeerLost, "the sender ended its part of the round"));
   }
-  lane.expected = std::move(wanted);
+  const std::lock_guard inner(lane.mutex);
+  lane.expected = std::move(wanted.buckets);
   lane.expecting = true;
   wake_->raise();
-  return {};
-}
-
-Status Hub::check_posting(LaneState& lane, std::span<const std::uint32_t> to) const {
-  REFIT_TRY(lane.ledger.check());
-  if (to.empty()) return Error(Code::kInvalid, "a post without a recipient");
-  std::set<std::uint32_t> once;
-  for (std::uint32_t member : to) {
-    if (!lane.peers.contains(member))
-      return Error(Code::kInvalid, "member " + std::to_string(member) + " is no peer of this lane");
-    if (!once.insert(member).second)
-      return Error(Code::kInvalid, "member " + std::to_string(member) + " is named twice as a recipient");
-  }
   return {};
 }
 
 Result<std::uint64_t> Hub::post(LaneState& lane, BucketId bucket, std::span<const std::span<const std::byte>> parts,
                                 std::span<const std::uint32_t> to) {
   REFIT_TRY(check_posting(lane, to));
-  auto kept = std::make_shared<std::vector<std::span<const std::byte>>>();
-  std::uint64_t bytes = 0;
-  for (const auto& part : parts)
-    if (!part.empty()) {
-      kept->push_back(part);
-      bytes += part.size();
-    }
+  const std::shared_ptr<Post> post = make_post(bucket, parts);
   const std::lock_guard lock(mutex_);
   REFIT_TRY(lane.ledger.check());
   std::vector<Link*> links;
@@ -190,48 +148,19 @@ Result<std::uint64_t> Hub::post(LaneState& lane, BucketId bucket, std::span<cons
     REFIT_ASSIGN(Link * link, link_to(lane.peers.at(member)));
     links.push_back(link);
   }
-  const std::uint64_t ticket = lane.ledger.open(to);
+  post->ticket = lane.ledger.open(to);
   for (Link* link : links) {
     Outgoing out;
     out.lane = lane.serial;
-    out.ticket = ticket;
     out.id = lane.id;
-    out.bucket = bucket;
-    out.parts = kept;
-    out.bytes = bytes;
-    if (has_ended({lane.id.job, lane.id.txn, link->peer.incarnation}, link->peer.member, false))
+    out.post = post;
+    if (ended_.peer_ended(link->peer.member, {lane.id.job, lane.id.txn, link->peer.incarnation}, false))
       finish(out, link->peer, Error(Code::kPeerLost, "the recipient ended its part of the round"));
     else
       link->todo.push_back(std::move(out));
   }
   wake_->raise();
-  return ticket;
-}
-
-Result<Lease> Hub::next(LaneState& lane, Deadline deadline) {
-  std::unique_lock lock(mutex_);
-  REFIT_TRY(lane.ledger.check());
-  if (!lane.expecting) return Error(Code::kInvalid, "next before expect");
-  while (true) {
-    REFIT_TRY(lane.ledger.check());
-    if (!lane.inbox.empty()) {
-      Arrived a = std::move(lane.inbox.front());
-      lane.inbox.pop_front();
-      return to_lease(std::move(a));
-    }
-    if (const auto gone = lane.missing(true)) {
-      end_locked(lane, Error(lane.lost.at(gone->first)).at_bucket(std::to_string(gone->second)));
-      wake_->raise();
-      return lane.ledger.check().error();
-    }
-    if (deadline.over()) {
-      Error late(Code::kTimeout, "no bucket arrived within the deadline");
-      const auto first = lane.missing(false);
-      if (!first) return late;
-      return at(std::move(late), lane.peers.at(first->first)).at_bucket(std::to_string(first->second));
-    }
-    lane.changed.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()));
-  }
+  return post->ticket;
 }
 
 void Hub::end(LaneState& lane, const std::optional<Error>& error) {
@@ -246,33 +175,21 @@ void Hub::end_locked(LaneState& lane, const std::optional<Error>& error) {
     for (auto& [member, link] : links_)
       std::erase_if(link->todo, [&](const Outgoing& out) { return out.lane == lane.serial; });
     lane.incoming.clear();
-    mine_ended_.push_back(lane.id);
-    if (mine_ended_.size() > kMineEnded) mine_ended_.pop_front();
+    ended_.own(lane.id);
     calls_.push_back([this, id = lane.id, peers = lane.peers] { tell_end(id, peers); });
   }
   if (error)
     (void)lane.ledger.fail(*error);
   else
     lane.ledger.close();
-  lane.inbox.clear();
-  lane.changed.notify_all();
+  lane.clear_inbox();
   lanes_.erase(lane.serial);
 }
 
 void Hub::finish(const Outgoing& out, const Peer& to, std::optional<Error> error) {
-  if (error) error = at(std::move(*error), to).at_bucket(std::to_string(out.bucket.value));
+  if (error) error = at_transfer(std::move(*error), to).at_bucket(std::to_string(out.post->bucket.value));
   const auto lane = lanes_.find(out.lane);
-  if (lane != lanes_.end()) lane->second->ledger.finish(out.ticket, to.member, std::move(error));
-}
-
-void Hub::remember(Ended ended) {
-  if (std::find(ended_.begin(), ended_.end(), ended) != ended_.end()) return;
-  ended_.push_back(std::move(ended));
-  if (ended_.size() > kPeersEnded) ended_.pop_front();
-}
-
-bool Hub::has_ended(const LaneId& id, std::uint32_t member, bool as_sender) const {
-  return std::find(ended_.begin(), ended_.end(), Ended{member, id, as_sender}) != ended_.end();
+  if (lane != lanes_.end()) lane->second->ledger.finish(out.post->ticket, to.member, std::move(error));
 }
 
 Result<Hub::Link*> Hub::link_to(const Peer& peer) {

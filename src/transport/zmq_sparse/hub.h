@@ -3,16 +3,11 @@
 // in its queues than a few chunks.
 #pragma once
 #include <atomic>
-#include <condition_variable>
-#include <deque>
-#include <functional>
 #include <list>
-#include <map>
-#include <set>
 #include <thread>
 
-#include "transport/common/ledger.h"
-#include "transport/common/staging.h"
+#include "transport/common/push.h"
+#include "transport/common/strangers.h"
 #include "transport/common/sys.h"
 #include "transport/zmq_sparse/card.h"
 #include "transport/zmq_sparse/socket.h"
@@ -22,46 +17,24 @@ namespace refit::transport::zmq_sparse {
 inline constexpr std::size_t kChunkBytes = 1 << 20;     // sent
 inline constexpr std::size_t kMaxChunkBytes = 4 << 20;  // accepted
 inline constexpr std::uint64_t kCreditBytes = 4 << 20;  // of one bucket on its way and not yet taken
-inline constexpr std::int64_t kGrantsPerSender = 2;     // one under way, one that follows without a pause
-inline constexpr std::size_t kOffersPerLink = 8;
-
-using Key2 = std::pair<std::uint32_t, std::uint32_t>;  // (sender, bucket)
-
 struct Incoming {
   std::uint64_t bytes = 0, got = 0;
   Staging::Slot slot;
 };
-struct Arrived {
-  BucketId bucket;
-  std::uint32_t sender = 0;
-  std::uint64_t bytes = 0;
-  Staging::Slot slot;
-};
-
-// One lane. All of it but the ledger belongs to the hub's lock.
-struct LaneState {
-  std::uint64_t serial = 0;
-  LaneId id;
-  std::map<std::uint32_t, Peer> peers;
-  bool over = false;
-  bool expecting = false;
-  std::map<Key2, std::int64_t> expected;  // → most bytes
-  std::set<Key2> arrived;
-  std::map<Key2, Incoming> incoming;    // granted
-  std::map<std::uint32_t, Error> lost;  // senders that are gone
-  std::deque<Arrived> inbox;
-  std::condition_variable changed;
-  Ledger ledger;
-  std::optional<Key2> missing(bool gone) const;
+// One lane.
+struct LaneState : PushState {
+  std::map<Key2, Incoming> incoming;  // granted
 };
 
 // *thread-safe*: one lock. Sockets are the loop's; what callers want sent waits in the links and in `calls_`.
 class Hub {
  public:
+  using LaneState = zmq_sparse::LaneState;
+  static constexpr std::string_view kName = "zmq_sparse";
   static Result<std::shared_ptr<Hub>> start(const MoverOptions& options);
   ~Hub();
   Bytes card() const { return encode(card_); }
-  bool secured() const { return !card_.key.empty(); }
+  std::string_view security() const { return secured() ? "curve" : "none"; }
   Counters counters() const;
   void stop();
 
@@ -70,18 +43,16 @@ class Hub {
   Status expect(LaneState& lane, std::span<const Expected> buckets);
   Result<std::uint64_t> post(LaneState& lane, BucketId bucket, std::span<const std::span<const std::byte>> parts,
                              std::span<const std::uint32_t> to);
-  Result<Lease> next(LaneState& lane, Deadline deadline);
   // Abort with an error, close without one. Afterwards no lent memory of this lane is touched.
   void end(LaneState& lane, const std::optional<Error>& error);
 
  private:
   struct Outgoing {
-    std::uint64_t lane = 0, ticket = 0;
+    std::uint64_t lane = 0;
     LaneId id;
-    BucketId bucket;
-    std::shared_ptr<const std::vector<std::span<const std::byte>>> parts;  // of all recipients of a post
-    std::uint64_t bytes = 0, sent = 0, took = 0;
-    std::size_t part = 0, part_at = 0;  // where the next chunk begins
+    std::shared_ptr<const Post> post;  // shared by its recipients
+    std::uint64_t sent = 0, took = 0;
+    Cursor cursor;  // where the next chunk begins
     bool offered = false, granted = false;
   };
   // This mover's own connection to one peer, and what waits for it. Lives over rounds.
@@ -96,25 +67,26 @@ class Hub {
   struct Caller {
     Incarnation process;
     Bytes routing_id;
+    int descriptor = -1;
+    std::int64_t heard_ns = 0;
   };
   struct Offer {
     Head head;
     Bytes routing_id;
   };
-  struct Ended {
-    std::uint32_t member = 0;
-    LaneId id;
-    bool as_sender = false;
-    friend bool operator==(const Ended&, const Ended&) = default;
-  };
 
   Hub(const MoverOptions& options, Wake wake);
   Status bind();
+  bool secured() const { return !card_.key.empty(); }
 
   // Loop.
   void loop();
   void poll_once();
+  void watch_strangers();
   void read_router();
+  bool call(const Head& head, const Message& message);
+  void cut_deaf();
+  void reclaim_offers(std::int64_t now, bool stood_still);
   void read_link(Link& link);
   void timers();
   void serve_offers();
@@ -129,7 +101,7 @@ class Hub {
   void take_end(const Head& head);
   void deliver(LaneState& lane, const Key2& key, std::span<const std::byte> routing_id);
   Head answer(Type type, const Head& to) const;
-  bool reply(std::span<const std::byte> routing_id, const Head& head);
+  void reply(std::span<const std::byte> routing_id, const Head& head);
   LaneState* lane_of(const Head& head);
   void fail_link(std::uint32_t member, const Error& error);
   void lose(std::uint32_t member, Incarnation process, const Error& error);
@@ -137,17 +109,14 @@ class Hub {
   void end_locked(LaneState& lane, const std::optional<Error>& error);
   void tell_end(const LaneId& id, const std::map<std::uint32_t, Peer>& peers);
   Result<Link*> link_to(const Peer& peer);
-  Status check_posting(LaneState& lane, std::span<const std::uint32_t> to) const;
-  void remember(Ended ended);
-  bool has_ended(const LaneId& id, std::uint32_t member, bool as_sender) const;
-  Error at(Error error, const Peer& peer) const { return std::move(error).at_peer(peer.name).at_stage("transfer"); }
   std::int64_t now() const { return options_.env->now_ns(); }
 
   const MoverOptions options_;
   Card card_;
   CurveKeys own_;  // of the listener; and of all connections that this mover makes
   std::shared_ptr<Context> context_;
-  Socket router_;
+  Socket router_, doorstep_;  // and what happens to its connections
+  std::uint16_t port_ = 0;
   std::shared_ptr<const Wake> wake_;
   std::shared_ptr<Staging> staging_;
   mutable std::mutex mutex_;
@@ -156,8 +125,9 @@ class Hub {
   std::vector<std::unique_ptr<Link>> graveyard_;          // closed by the loop, which alone touches sockets
   std::map<std::uint64_t, std::shared_ptr<LaneState>> lanes_;
   std::deque<Offer> offers_;
-  std::deque<Ended> ended_;
-  std::deque<LaneId> mine_ended_;
+  Endings ended_;
+  Strangers strangers_;
+  std::vector<Bytes> deaf_;                  // routing ids of callers whose replies found no room
   std::deque<std::function<void()>> calls_;  // run by the loop, under the lock
   std::uint64_t next_serial_ = 1;
   std::int64_t last_turn_ns_ = 0;

@@ -11,8 +11,9 @@ namespace {
 
 constexpr int kTickMs = 50, kRetryMs = 1;
 constexpr std::int64_t kBeatNs = 250'000'000;
-constexpr int kBatch = 256;                   // messages per turn, so that callers and timers have theirs
-constexpr std::size_t kMostOffers = 1 << 16;  // that wait for a lane, of all peers
+constexpr int kBatch = 256;  // messages per turn, so that callers and timers have theirs
+constexpr std::size_t kMostOffers = 1 << 16, kMostOffersOfOne = 64;  // that wait for a lane: of all peers, of one
+constexpr std::size_t kMostCallers = 4096;
 
 const char* words_of(Refusal why) {
   switch (why) {
@@ -24,6 +25,8 @@ const char* words_of(Refusal why) {
       return "the bucket is larger than the recipient expects";
     case Refusal::kForeign:
       return "the recipient knows no such lane of this sender";
+    case Refusal::kTooMany:
+      return "too many buckets are offered before their lane is open";
   }
   return "the recipient refused the bucket";
 }
@@ -44,6 +47,7 @@ void Hub::poll_once() {
     const std::lock_guard lock(mutex_);
     items.push_back({nullptr, wake_->fd(), ZMQ_POLLIN, 0});
     items.push_back({router_.get(), 0, ZMQ_POLLIN, 0});
+    items.push_back({doorstep_.get(), 0, ZMQ_POLLIN, 0});
     for (auto& [member, link] : links_) {
       items.push_back({link->socket.get(), 0, ZMQ_POLLIN, 0});
       items.push_back({link->monitor.get(), 0, ZMQ_POLLIN, 0});
@@ -56,6 +60,7 @@ void Hub::poll_once() {
   blocked_ = false;
   graveyard_.clear();
   for (std::deque<std::function<void()>> calls = std::exchange(calls_, {}); auto& call : calls) call();
+  watch_strangers();
   read_router();
   std::vector<std::uint32_t> broken;
   for (auto& [member, link] : links_) {
@@ -67,6 +72,43 @@ void Hub::poll_once() {
   timers();
   serve_offers();
   for (auto& [member, link] : links_) send_some(*link);
+  cut_deaf();
+}
+
+void Hub::watch_strangers() {
+  while (const auto e = doorstep_.event()) {
+    if (e->what == ZMQ_EVENT_ACCEPTED) strangers_.accepted(e->value, port_, now());
+    if (e->what != ZMQ_EVENT_DISCONNECTED) continue;
+    strangers_.forget(e->value);
+    for (auto& [member, caller] : callers_)
+      if (caller.descriptor == e->value) caller.descriptor = -1;  // the number may be another connection's from now on
+  }
+  strangers_.watch(now());
+}
+
+// Where its answers go from now on. False: there are too many callers. Each has one connection; whoever asks only, or
+// has called again over another one, is a stranger whose time runs.
+bool Hub::call(const Head& head, const Message& m) {
+  const auto known = callers_.find(head.from);
+  if (known == callers_.end() && callers_.size() >= kMostCallers) return false;
+  Caller& caller = callers_[head.from];
+  if (caller.descriptor >= 0 && caller.descriptor != m.descriptor) strangers_.accepted(caller.descriptor, port_, now());
+  caller = {head.process, m.routing_id, m.descriptor, now()};
+  strangers_.forget(m.descriptor);
+  return true;
+}
+
+// A caller that does not read its answers would miss some: its connection goes, so that it knows.
+void Hub::cut_deaf() {
+  for (const Bytes& routing_id : std::exchange(deaf_, {})) {
+    const auto caller = std::find_if(callers_.begin(), callers_.end(),
+                                     [&](const auto& one) { return one.second.routing_id == routing_id; });
+    if (caller == callers_.end()) continue;
+    const auto [member, gone] = *caller;
+    callers_.erase(caller);
+    strangers_.cut(gone.descriptor, port_);
+    lose(member, gone.process, Error(Code::kExhausted, "it does not read the answers to what it sends"));
+  }
 }
 
 void Hub::read_router() {
@@ -83,7 +125,14 @@ void Hub::read_router() {
       ++counters_.frames_foreign;
       continue;
     }
-    callers_[head->from] = {head->process, m.routing_id};
+    if (head->type == Type::kBeat && head->code == kOnlyAsks) {
+      reply(m.routing_id, answer(Type::kBeat, *head));
+      continue;
+    }
+    if (!call(*head, m)) {
+      ++counters_.frames_foreign;
+      continue;
+    }
     switch (head->type) {
       case Type::kOffer:
         take_offer(*head, m.routing_id);
@@ -130,9 +179,9 @@ Head Hub::answer(Type type, const Head& to) const {
   return h;
 }
 
-bool Hub::reply(std::span<const std::byte> routing_id, const Head& head) {
+void Hub::reply(std::span<const std::byte> routing_id, const Head& head) {
   counters_.bytes_out += kHeadBytes;
-  return router_.send(routing_id, encode(head), {}, true);
+  if (router_.send(routing_id, encode(head)) == Sent::kFull) deaf_.emplace_back(routing_id.begin(), routing_id.end());
 }
 
 // The lane of this side that a sender's frame belongs to.
@@ -146,9 +195,14 @@ LaneState* Hub::lane_of(const Head& head) {
 }
 
 void Hub::take_offer(const Head& head, std::span<const std::byte> routing_id) {
-  if (offers_.size() >= kMostOffers) {
+  const auto of_one = std::count_if(offers_.begin(), offers_.end(), [&](const Offer& o) {
+    return o.head.from == head.from && o.head.process == head.process;
+  });
+  if (offers_.size() >= kMostOffers || static_cast<std::size_t>(of_one) >= kMostOffersOfOne) {
     ++counters_.frames_bad;
-    return;
+    Head h = answer(Type::kRefuse, head);
+    h.code = static_cast<std::uint32_t>(Refusal::kTooMany);
+    return reply(routing_id, h);
   }
   offers_.push_back({head, Bytes(routing_id.begin(), routing_id.end())});
 }
@@ -179,9 +233,7 @@ bool Hub::serve_offer(const Offer& offer) {
       ++counters_.frames_foreign;
       return refuse(Refusal::kForeign);
     }
-    const bool ended = std::any_of(mine_ended_.begin(), mine_ended_.end(),
-                                   [&](const LaneId& id) { return id.job == head.id.job && id.txn == head.id.txn; });
-    return ended ? refuse(Refusal::kEnded) : false;
+    return ended_.own_ended(head.id) ? refuse(Refusal::kEnded) : false;
   }
   if (!lane->expecting) return false;
   const Key2 key(head.from, head.bucket.value);
@@ -194,9 +246,9 @@ bool Hub::serve_offer(const Offer& offer) {
   if (head.bytes > static_cast<std::uint64_t>(most->second)) {
     refuse(Refusal::kTooLarge);
     const Peer peer = lane->peers.at(head.from);
-    end_locked(*lane, at(Error(Code::kCorrupt, "a bucket is larger than announced")
-                             .amounts(most->second, static_cast<std::int64_t>(head.bytes)),
-                         peer)
+    end_locked(*lane, at_transfer(Error(Code::kCorrupt, "a bucket is larger than announced")
+                                      .amounts(most->second, static_cast<std::int64_t>(head.bytes)),
+                                  peer)
                           .at_bucket(std::to_string(head.bucket.value)));
     return true;
   }
@@ -223,7 +275,7 @@ void Hub::take_data(const Head& head, std::span<const std::byte> bytes, std::spa
   if (head.offset != in.got || bytes.size() > kMaxChunkBytes || bytes.size() > in.bytes - in.got) {
     ++counters_.frames_bad;
     const Peer peer = lane->peers.at(head.from);
-    return end_locked(*lane, at(Error(Code::kCorrupt, "a chunk does not continue its bucket"), peer)
+    return end_locked(*lane, at_transfer(Error(Code::kCorrupt, "a chunk does not continue its bucket"), peer)
                                  .at_bucket(std::to_string(head.bucket.value)));
   }
   std::memcpy(in.slot.data() + in.got, bytes.data(), bytes.size());
@@ -237,7 +289,6 @@ void Hub::take_data(const Head& head, std::span<const std::byte> bytes, std::spa
 void Hub::deliver(LaneState& lane, const Key2& key, std::span<const std::byte> routing_id) {
   Incoming in = std::move(lane.incoming.at(key));
   lane.incoming.erase(key);
-  lane.arrived.insert(key);
   Head done;
   done.type = Type::kDone;
   done.from = options_.member;
@@ -246,23 +297,20 @@ void Hub::deliver(LaneState& lane, const Key2& key, std::span<const std::byte> r
   done.bucket = BucketId(key.second);
   done.bytes = in.bytes;
   reply(routing_id, done);
-  lane.inbox.push_back({BucketId(key.second), key.first, in.bytes, std::move(in.slot)});
-  lane.changed.notify_all();
+  lane.deliver({BucketId(key.second), key.first, in.bytes, std::move(in.slot)});
 }
 
 void Hub::take_end(const Head& head) {
   if ((head.code & kAsSender) != 0) {
-    remember({head.from, head.id, true});
+    ended_.of_peer(head.from, head.id, true);
     std::erase_if(offers_, [&](const Offer& o) { return o.head.from == head.from && o.head.id == head.id; });
     if (LaneState* lane = lane_of(head)) {
       std::erase_if(lane->incoming, [&](const auto& one) { return one.first.first == head.from; });
-      lane->lost.emplace(
-          head.from, at(Error(Code::kPeerLost, "the sender ended its part of the round"), lane->peers.at(head.from)));
-      lane->changed.notify_all();
+      lane->lose(head.from, Error(Code::kPeerLost, "the sender ended its part of the round"));
     }
   }
   if ((head.code & kAsRecipient) == 0) return;
-  remember({head.from, head.id, false});
+  ended_.of_peer(head.from, head.id, false);
   const auto link = links_.find(head.from);
   if (link == links_.end() || link->second->peer.incarnation != head.id.incarnation) return;
   std::erase_if(link->second->todo, [&](const Outgoing& out) {
@@ -278,7 +326,7 @@ void Hub::take_answer(Link& link, const Head& head) {
   if (head.type == Type::kBeat) return;
   if (head.type == Type::kEnd) return take_end(head);
   const auto out = std::find_if(link.todo.begin(), link.todo.end(), [&](const Outgoing& o) {
-    return o.offered && o.id == head.id && o.bucket == head.bucket;
+    return o.offered && o.id == head.id && o.post->bucket == head.bucket;
   });
   if (out == link.todo.end()) {
     ++counters_.frames_foreign;  // of a post that has ended here
@@ -289,7 +337,7 @@ void Hub::take_answer(Link& link, const Head& head) {
     out->granted = true;
   } else if (head.type == Type::kTook && head.offset <= out->sent) {
     out->took = std::max(out->took, head.offset);
-  } else if (head.type == Type::kDone && out->sent == out->bytes) {
+  } else if (head.type == Type::kDone && out->sent == out->post->bytes) {
     finish(*out, link.peer, std::nullopt);
     link.todo.erase(out);
   } else if (head.type == Type::kRefuse) {
@@ -305,23 +353,23 @@ void Hub::send_some(Link& link) {
   std::size_t offered = 0;
   for (Outgoing& out : link.todo) {
     if (!out.offered) {
-      if (offered >= kOffersPerLink) break;
+      if (offered >= kOffered) break;
       Head h;
       h.type = Type::kOffer;
       h.from = options_.member;
       h.process = options_.incarnation;
       h.id = out.id;
-      h.bucket = out.bucket;
-      h.bytes = out.bytes;
+      h.bucket = out.post->bucket;
+      h.bytes = out.post->bytes;
       counters_.bytes_out += kHeadBytes;
-      if (!link.socket.send({}, encode(h), {}, false)) {
+      if (!link.socket.send(encode(h))) {
         blocked_ = true;
         return;
       }
       out.offered = true;
     }
     ++offered;
-    while (out.granted && out.sent < out.bytes && out.sent - out.took < kCreditBytes)
+    while (out.granted && out.sent < out.post->bytes && out.sent - out.took < kCreditBytes)
       if (!send_chunk(link, out)) {
         blocked_ = true;
         return;
@@ -329,25 +377,24 @@ void Hub::send_some(Link& link) {
   }
 }
 
-// The part of a bucket that is copied here is lent no longer than this call takes.
+// Runs are gathered: however a bucket lies in memory, it travels in few messages. What is copied here is lent no longer
+// than this call takes.
 bool Hub::send_chunk(Link& link, Outgoing& out) {
-  const std::span<const std::byte> part = (*out.parts)[out.part].subspan(out.part_at);
-  const auto chunk = part.first(std::min(part.size(), kChunkBytes));
   Head h;
   h.type = Type::kData;
   h.from = options_.member;
   h.process = options_.incarnation;
   h.id = out.id;
-  h.bucket = out.bucket;
+  h.bucket = out.post->bucket;
   h.offset = out.sent;
-  h.bytes = out.bytes;
-  if (!link.socket.send({}, encode(h), chunk, false)) return false;
-  counters_.bytes_out += kHeadBytes + chunk.size();
-  out.sent += chunk.size();
-  out.part_at += chunk.size();
-  if (out.part_at < (*out.parts)[out.part].size()) return true;
-  ++out.part;
-  out.part_at = 0;
+  h.bytes = out.post->bytes;
+  const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(kChunkBytes, out.post->bytes - out.sent));
+  Cursor next = out.cursor;
+  if (!link.socket.send(encode(h), bytes, [&](std::span<std::byte> to) { copy_parts(*out.post, next, to); }))
+    return false;
+  counters_.bytes_out += kHeadBytes + bytes;
+  out.cursor = next;
+  out.sent += bytes;
   return true;
 }
 
@@ -359,7 +406,7 @@ void Hub::beat(Link& link) {
   h.process = options_.incarnation;
   h.id.job = options_.job;
   link.beat_ns = now();
-  (void)link.socket.send({}, encode(h), {}, false);
+  (void)link.socket.send(encode(h));
 }
 
 void Hub::timers() {
@@ -367,13 +414,14 @@ void Hub::timers() {
   // A process that stood still itself judges nobody for that time.
   const bool stood_still = t - last_turn_ns_ > std::min(stall / 2, kNsPerSecond);
   last_turn_ns_ = t;
+  reclaim_offers(t, stood_still);
   std::vector<std::pair<std::uint32_t, const char*>> silent;
   for (auto& [member, link] : links_) {
     const bool watched = std::any_of(lanes_.begin(), lanes_.end(), [&, m = member](const auto& one) {
       return one.second->expecting && one.second->peers.contains(m);
     });
     const bool moving = std::any_of(link->todo.begin(), link->todo.end(),
-                                    [](const Outgoing& o) { return o.granted && o.took < o.bytes; });
+                                    [](const Outgoing& o) { return o.granted && o.took < o.post->bytes; });
     if (stood_still || !moving) link->progress_ns = t;
     if (stood_still || (!watched && link->todo.empty())) {
       link->heard_ns = t;
@@ -386,6 +434,17 @@ void Hub::timers() {
       silent.emplace_back(member, "it took no bytes within the stall deadline");
   }
   for (const auto& [member, why] : silent) fail_link(member, Error(Code::kTimeout, why));
+}
+
+// Offers of senders that are silent or were replaced before this side opened their lane: nobody will end them.
+void Hub::reclaim_offers(std::int64_t t, bool stood_still) {
+  if (stood_still)
+    for (auto& [member, caller] : callers_) caller.heard_ns = t;
+  counters_.frames_foreign += std::erase_if(offers_, [&](const Offer& o) {
+    const auto caller = callers_.find(o.head.from);
+    return caller == callers_.end() || caller->second.process != o.head.process ||
+           t - caller->second.heard_ns > options_.net.stall_ns;
+  });
 }
 
 void Hub::fail_link(std::uint32_t member, const Error& error) {
@@ -404,8 +463,7 @@ void Hub::lose(std::uint32_t member, Incarnation process, const Error& error) {
     const auto peer = lane->peers.find(member);
     if (peer == lane->peers.end() || peer->second.incarnation != process) continue;
     std::erase_if(lane->incoming, [&](const auto& one) { return one.first.first == member; });
-    lane->lost.emplace(member, at(error, peer->second));
-    lane->changed.notify_all();
+    lane->lose(member, error);
   }
 }
 
@@ -420,7 +478,7 @@ void Hub::tell_end(const LaneId& id, const std::map<std::uint32_t, Peer>& peers)
     h.code = kAsSender;
     const auto link = links_.find(member);
     if (link != links_.end() && link->second->peer.incarnation == peer.incarnation)
-      (void)link->second->socket.send({}, encode(h), {}, false);
+      (void)link->second->socket.send(encode(h));
     h.code = kAsSender | kAsRecipient;
     const auto caller = callers_.find(member);
     if (caller != callers_.end() && caller->second.process == peer.incarnation) reply(caller->second.routing_id, h);

@@ -13,8 +13,9 @@ namespace {
 constexpr std::size_t kKeyText = 41;  // with its NUL
 constexpr int kLingerMs = 200;        // an end that was sent may still leave
 constexpr int kQueue = 64;            // messages; chunks are bounded by credit
-// A listener's replies are small, one for each chunk that credit lets in, and one that found no room would be lost.
-constexpr int kReplies = 65'536;
+// A listener's replies are small and bounded by credit: a few for each bucket that is offered or under way. Who lets
+// more gather reads none of them, and is cut off.
+constexpr int kReplies = 1024;
 constexpr int kHandshakeMs = 5000;
 constexpr int kConnectMs = 10'000;
 
@@ -49,6 +50,7 @@ class Part {
   Part& operator=(const Part&) = delete;
   bool receive(void* socket) { return zmq_msg_recv(&message_, socket, ZMQ_DONTWAIT) >= 0; }
   bool more() { return zmq_msg_more(&message_) != 0; }
+  int descriptor() { return zmq_msg_get(&message_, ZMQ_SRCFD); }
   Bytes bytes() {
     const auto* first = static_cast<const std::byte*>(zmq_msg_data(&message_));
     return {first, first + zmq_msg_size(&message_)};
@@ -142,6 +144,10 @@ Result<Socket> Socket::connection(Context& context, const std::string& endpoint,
   return s;
 }
 
+void Socket::unwatch() {
+  if (socket_ != nullptr) (void)zmq_socket_monitor(socket_, nullptr, 0);
+}
+
 Status Socket::connect() {
   if (zmq_connect(socket_, endpoint_.c_str()) != 0) return failed("connect to " + endpoint_);
   return {};
@@ -150,45 +156,49 @@ Status Socket::connect() {
 Result<Socket> Socket::monitor(Context& context, Socket& watched, const std::string& name) {
   const std::string at = "inproc://" + name;
   if (zmq_socket_monitor(watched.get(), at.c_str(),
-                         ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CLOSED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
-                             ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) != 0)
+                         ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CLOSED |
+                             ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                             ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) != 0)
     return failed("watch a connection");
   Socket s(zmq_socket(context.get(), ZMQ_PAIR));
   if (!s || !set(s.get(), ZMQ_LINGER, 0) || zmq_connect(s.get(), at.c_str()) != 0) return failed("watch a connection");
   return s;
 }
 
-bool Socket::readable() const {
+bool Socket::writable() const {
   int events = 0;
   std::size_t size = sizeof events;
-  return zmq_getsockopt(socket_, ZMQ_EVENTS, &events, &size) == 0 && (events & ZMQ_POLLIN) != 0;
+  return zmq_getsockopt(socket_, ZMQ_EVENTS, &events, &size) == 0 && (events & ZMQ_POLLOUT) != 0;
 }
 
 bool Socket::receive(Message& out, bool routed) {
   Part first;
   if (!first.receive(socket_)) return false;
   out.routing_id = routed ? first.bytes() : Bytes();
+  out.descriptor = -1;
   out.body = routed ? Bytes() : first.bytes();
   for (bool more = first.more(); more;) {
     Part rest;
     if (!rest.receive(socket_)) break;
-    if (routed && out.body.empty()) out.body = rest.bytes();
+    if (routed && out.body.empty()) out.body = rest.bytes(), out.descriptor = rest.descriptor();
     more = rest.more();
   }
   return true;
 }
 
-bool Socket::send(std::span<const std::byte> routing_id, std::span<const std::byte> head,
-                  std::span<const std::byte> rest, bool routed) {
+Sent Socket::send(std::span<const std::byte> routing_id, std::span<const std::byte> message) {
+  if (zmq_send(socket_, routing_id.data(), routing_id.size(), ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
+    return zmq_errno() == EAGAIN ? Sent::kFull : Sent::kGone;
+  return zmq_send(socket_, message.data(), message.size(), ZMQ_DONTWAIT) >= 0 ? Sent::kYes : Sent::kGone;
+}
+
+bool Socket::send(std::span<const std::byte> head, std::size_t rest,
+                  const std::function<void(std::span<std::byte>)>& fill) {
   zmq_msg_t body;
-  if (zmq_msg_init_size(&body, head.size() + rest.size()) != 0) return false;
+  if (!writable() || zmq_msg_init_size(&body, head.size() + rest) != 0) return false;
   auto* to = static_cast<std::byte*>(zmq_msg_data(&body));
   std::memcpy(to, head.data(), head.size());
-  if (!rest.empty()) std::memcpy(to + head.size(), rest.data(), rest.size());
-  if (routed && zmq_send(socket_, routing_id.data(), routing_id.size(), ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0) {
-    zmq_msg_close(&body);
-    return false;
-  }
+  if (rest > 0) fill({to + head.size(), rest});
   if (zmq_msg_send(&body, socket_, ZMQ_DONTWAIT) >= 0) return true;
   zmq_msg_close(&body);
   return false;
@@ -196,9 +206,18 @@ bool Socket::send(std::span<const std::byte> routing_id, std::span<const std::by
 
 bool Socket::broke() {
   bool any = false;
-  Message event;
-  while (receive(event, false)) any = true;
+  while (const auto e = event()) any = any || e->what != ZMQ_EVENT_ACCEPTED;
   return any;
+}
+
+// An event's first frame: its number, and a value (native byte order, this process' own).
+std::optional<SocketEvent> Socket::event() {
+  Message m;
+  SocketEvent e;
+  if (!receive(m, false) || m.body.size() < sizeof e.what + sizeof e.value) return std::nullopt;
+  std::memcpy(&e.what, m.body.data(), sizeof e.what);
+  std::memcpy(&e.value, m.body.data() + sizeof e.what, sizeof e.value);
+  return e;
 }
 
 }  // namespace refit::transport::zmq_sparse

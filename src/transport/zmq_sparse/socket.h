@@ -1,6 +1,7 @@
 // libzmq's handles with owners, and what this mover sets on them.
 #pragma once
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -36,6 +37,12 @@ class Context {
 struct Message {
   Bytes routing_id;  // of a router
   Bytes body;
+  int descriptor = -1;  // libzmq's, of the connection it came over
+};
+enum class Sent : std::uint8_t { kYes, kFull, kGone };
+struct SocketEvent {
+  std::uint16_t what = 0;  // ZMQ_EVENT_…
+  std::int32_t value = 0;  // a descriptor, mostly
 };
 
 // *thread-compatible*: made anywhere, used by one thread at a time.
@@ -54,24 +61,28 @@ class Socket {
   // plain.
   static Result<Socket> connection(Context& context, const std::string& endpoint, const std::string& server,
                                    const CurveKeys& own, std::size_t most_bytes);
-  // What happens to the connection of `watched`, whose name for it is unique in the context.
+  // What happens to the connections of `watched`, whose name for it is unique in the context.
   static Result<Socket> monitor(Context& context, Socket& watched, const std::string& name);
 
+  // No monitor hears of it any more. Before the monitor is closed: libzmq waits for one that takes no events.
+  void unwatch();
   Status connect();
   void* get() const { return socket_; }
   explicit operator bool() const { return socket_ != nullptr; }
-  bool readable() const;
   // False: nothing there, or no whole message.
   bool receive(Message& out, bool routed);
-  // False: the queue is full, or the peer is gone.
-  bool send(std::span<const std::byte> routing_id, std::span<const std::byte> head, std::span<const std::byte> rest,
-            bool routed);
+  Sent send(std::span<const std::byte> routing_id, std::span<const std::byte> message);  // of a router
+  bool send(std::span<const std::byte> message) { return send(message, 0, {}); }
+  // `rest` bytes follow the head: `fill` writes them in place. False: the queue is full, or the peer is gone.
+  bool send(std::span<const std::byte> head, std::size_t rest, const std::function<void(std::span<std::byte>)>& fill);
   // Of a monitor: true when the connection broke, was refused, or its handshake failed.
   bool broke();
+  std::optional<SocketEvent> event();  // the next one, of any kind that is watched
   void close();
 
  private:
   explicit Socket(void* socket) : socket_(socket) {}
+  bool writable() const;
   void* socket_ = nullptr;
   std::string endpoint_;
 };

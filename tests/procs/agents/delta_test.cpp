@@ -132,6 +132,31 @@ TEST_P(Deltas, ARestartedSourceSendsCompleteBuckets) {
   EXPECT_EQ(encoded(job).raw, 0);
 }
 
+// A coordinator that comes back with another encoding: the base of the former one is let go at the sources.
+TEST_P(Deltas, ABaseDoesNotOutliveItsEncoding) {
+  Job job(options());
+  job.start();
+  version(job, 0);
+  version(job, 1);
+  const auto base_bytes = [&] {
+    std::int64_t sum = 0;
+    for (auto& m : job.members) sum += m->source ? m->source->report().base_bytes : 0;
+    return sum;
+  };
+  EXPECT_GT(base_bytes(), 0);
+  for (const char* encoding : {"raw", "xor"}) {
+    const std::int64_t step = *encoding == 'r' ? 2 : 3;
+    job.restart_coordinator(encoding);
+    ASSERT_TRUE(job.sync->init_communicator().ok());
+    version(job, step);
+    EXPECT_EQ(base_bytes() > 0, step == 3);
+    EXPECT_EQ(encoded(job).delta + encoded(job).unchanged, 0);
+  }
+  version(job, 4);
+  EXPECT_GT(encoded(job).delta, 0);
+  EXPECT_EQ(encoded(job).raw, 0);
+}
+
 TEST_P(Deltas, ASnapshotIsTheBaseWhileTheTrainerGoesOn) {
   Options o = options();
   o.snapshot = true;

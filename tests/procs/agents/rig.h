@@ -124,6 +124,12 @@ class Job {
     close_synchronizer();
     std::filesystem::remove(dir_ + "/journal");
   }
+  // The same job under a coordinator that was restarted with another configuration.
+  void restart_coordinator(const std::string& encoding) {
+    close_synchronizer();
+    options_.encoding = encoding;
+    open_synchronizer();
+  }
   void close_synchronizer() {
     sync.reset();
     mover_.reset();

@@ -1,6 +1,8 @@
 // Control lanes over TCP with keys: who is turned away, what may be spent on strangers, dead and damaged connections.
 #include "relay.h"
 
+#include <zmq.h>
+
 #include "child.h"
 #include "conformance/control_suite.h"
 
@@ -160,6 +162,58 @@ TEST(ZmqTcp, StrangersAreCutAndMembersStillJoin) {
   const auto member = hub.join(hub.lane->address(), hub.member);
   ASSERT_TRUE(member->send(0, message(100, 1)).ok());
   EXPECT_TRUE(hub.lane->next(Deadline::after_s(kPatienceS)).ok());
+}
+
+// One key opens so many lanes and no more; who goes makes room.
+TEST(ZmqTcp, OneKeyIsLimited) {
+  Hub hub;
+  std::vector<std::unique_ptr<ControlLane>> lanes;
+  const auto answer = [&](ControlLane& lane) {
+    while (true) {
+      for (const Liveness& l : lane.liveness())
+        if (l.event == PeerEvent::kConnected) return Code::kBusy;  // it is in
+      const auto got = lane.next(Deadline::after_ns(2'000'000));
+      if (!got.ok() && got.error().code != Code::kTimeout) {
+        EXPECT_NE(got.error().message.find("under this process' key"), std::string::npos) << got.error().message;
+        return got.error().code;
+      }
+    }
+  };
+  for (int i = 0; i < 16; ++i) {
+    lanes.push_back(hub.join(hub.lane->address(), hub.member));
+    ASSERT_EQ(answer(*lanes.back()), Code::kBusy) << i;
+  }
+  const auto refused = hub.join(hub.lane->address(), hub.member);
+  EXPECT_EQ(answer(*refused), Code::kExhausted);
+  EXPECT_TRUE(hub.refuses(1));
+  EXPECT_EQ(hub.lane->refused(), 1u);
+  lanes.pop_back();
+  ASSERT_GE(hub.wait_for(PeerEvent::kGone, kPatienceS), 0);
+  const auto next = hub.join(hub.lane->address(), hub.member);
+  EXPECT_EQ(answer(*next), Code::kBusy);
+}
+
+// A key makes no peer: whoever holds one and says something else than hello stays a stranger, and is bounded as such.
+TEST(ZmqTcp, AKeyWithoutAHelloStaysAStranger) {
+  Hub hub;
+  void* context = zmq_ctx_new();
+  std::vector<void*> sockets;
+  for (int i = 0; i < 80; ++i) {
+    void* socket = sockets.emplace_back(zmq_socket(context, ZMQ_DEALER));
+    const int zero = 0;
+    const auto set = [&](int option, const std::string& value) {
+      return zmq_setsockopt(socket, option, value.data(), value.size()) == 0;
+    };
+    ASSERT_EQ(zmq_setsockopt(socket, ZMQ_LINGER, &zero, sizeof zero), 0);
+    ASSERT_TRUE(set(ZMQ_CURVE_SERVERKEY, hub.member.coordinator) &&
+                set(ZMQ_CURVE_PUBLICKEY, hub.member.own.public_key) &&
+                set(ZMQ_CURVE_SECRETKEY, hub.member.own.secret_key));
+    ASSERT_EQ(zmq_connect(socket, hub.lane->address().c_str()), 0);
+    ASSERT_EQ(zmq_send(socket, "nonsense", 8, 0), 8);
+  }
+  EXPECT_TRUE(hub.refuses(80 - 64)) << hub.lane->refused();
+  for (void* socket : sockets) zmq_close(socket);
+  zmq_ctx_term(context);
 }
 
 TEST(ZmqTcp, APlainPeerGetsNothing) {

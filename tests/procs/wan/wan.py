@@ -229,6 +229,37 @@ def the_coordinator_comes_back(job):
     assert held.returncode != 0 and "journal" in held.stderr, held.stderr
 
 
+def another_takes_over(job):
+    """Where the lock of the journal does not reach (another host), the first coordinator notices and ends by itself."""
+    first = job.coordinator()
+    (job.scratch / "journal" / "journal.lock").unlink()
+    second = job.coordinator()
+    error, = first.errors()
+    assert error["code"] == "mismatch" and "of epoch 2" in error["message"] and "of epoch 1 " in error["message"], error
+    assert second.process.poll() is None and second.end() == 0
+
+
+def half_written(job):
+    """A checkpoint that is seen half written is taken up when it is whole; what is missing is said when nothing changes."""
+    watched, whole = job.scratch / "checkpoints", job.scratch / "whole"
+    watched.mkdir()
+    tiny_model.write(whole, seed=103)
+    job.coordinator()
+    trainer = job.publish("--rank", 0, "--watch", watched, "--watch-timeout-s", 0.3)
+    trainer.event("offers", step=0)
+    half = watched / "step-3"
+    half.mkdir()
+    (half / "config.json").write_bytes((whole / "config.json").read_bytes())
+    assert trainer.event("waits")["directory"] == str(half)
+    skipped = trainer.event("skips")
+    assert skipped["directory"] == str(half) and "safetensors" in skipped["error"], skipped
+    data = (whole / "model.safetensors").read_bytes()
+    (half / "model.safetensors").write_bytes(data[:len(data) // 2])
+    assert trainer.event("skips")["error"] != skipped["error"]
+    (half / "model.safetensors").write_bytes(data)
+    trainer.event("offers", step=3)
+
+
 def refusals(job):
     """Of the command line, each naming what to change."""
     assert "not empty" in run("keygen", "--out", job.keys).stderr
@@ -258,7 +289,7 @@ def refusals(job):
         assert done.returncode not in (0, -6, -11) and named in done.stderr, f"{arguments}: '{named}' is not named in {done.stderr}"
 
 
-CASES = [whole_job, wrong_keys, a_rank_dies_and_comes_back, the_coordinator_comes_back, refusals]
+CASES = [whole_job, wrong_keys, a_rank_dies_and_comes_back, the_coordinator_comes_back, another_takes_over, half_written, refusals]
 
 
 def main():

@@ -2,12 +2,26 @@
 engine under the synchronizer. The real engine: `make test-vllm`."""
 
 import threading
+import time
 import unittest
 
 import numpy as np
 import refit
 import refit.vllm
 from stand_in import StandIn, wrong_answers
+
+
+def drip_after(part):
+    """A byte every 50 ms, so that no single read waits for long."""
+    def answer(handler):
+        handler.wfile.write(part)
+        try:
+            for _ in range(60):
+                time.sleep(0.05)
+                handler.wfile.write(b"x")
+        except OSError:
+            handler.close_connection = True  # the caller has gone
+    return answer
 
 
 class Http(unittest.TestCase):
@@ -33,6 +47,13 @@ class Http(unittest.TestCase):
                 self.refused(answer, part, kind, timeout_s)
         self.refused((200, '{"success": "maybe"}'), "not reset")
         self.refused((200, "[]"), "not reset")
+
+    def test_an_answer_that_drips_ends_at_the_deadline(self):
+        head = b"HTTP/1.1 200 OK\r\n"
+        for part in (b"", head + b"X-Slow: ", head + b"Content-Length: 1000\r\n\r\n", head + b"Connection: close\r\n\r\n", head + b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"):
+            began = time.monotonic()
+            self.refused(drip_after(part), "within 0.3 s", refit.DeadlineError)
+            self.assertLess(time.monotonic() - began, 2)
 
     def test_nobody_listens(self):
         self.stand_in.close()

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "agent/member.h"
+
 namespace refit::agent {
 namespace {
 
@@ -185,6 +187,19 @@ TEST(SourceTable, OldRoundsLeaveTheStateBitEqual) {
       s.hear(txn(n == 0 ? 1 : 2), m);
       EXPECT_TRUE(same(before, s.state)) << wire::kind_name(m) << " at " << n;
     }
+}
+
+// A seal that still runs when its round is over must hear so, whatever else is started meanwhile.
+TEST(TaskProgress, StartingATaskTakesNoCancellationBack) {
+  TaskProgress p;
+  const std::uint64_t seal = p.start(Phase::kSeal);
+  EXPECT_FALSE(p.cancelled(seal));
+  p.cancel_all();
+  const std::uint64_t next = p.start(Phase::kSeal);
+  EXPECT_TRUE(p.cancelled(seal));
+  EXPECT_FALSE(p.cancelled(next));
+  p.cancel_all();
+  EXPECT_TRUE(p.cancelled(next));
 }
 
 }  // namespace

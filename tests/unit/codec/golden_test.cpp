@@ -1,8 +1,6 @@
 // Messages of this and every earlier release: today's reader applies them, today's writer writes the same bytes.
 // REFIT_WRITE_GOLDEN=1 writes files that are missing. tests/golden/decode_delta.py makes the same versions on its own.
-#include <cstdlib>
-#include <fstream>
-
+#include "support/golden.h"
 #include "unit/codec/helpers.h"
 
 namespace refit::codec::testing {
@@ -51,27 +49,12 @@ std::string name_of(const Sample& s) {
          ".delta";
 }
 
-Bytes file(const std::string& name, const Bytes& fresh) {
-  const std::string path = std::string(REFIT_GOLDEN_DIR) + "/" + name;
-  std::ifstream in(path, std::ios::binary);
-  if (!in && std::getenv("REFIT_WRITE_GOLDEN") != nullptr) {
-    std::ofstream(path, std::ios::binary)
-        .write(reinterpret_cast<const char*>(fresh.data()), static_cast<std::streamsize>(fresh.size()));
-    in.open(path, std::ios::binary);
-  }
-  EXPECT_TRUE(in.good()) << path << " is missing";
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
-  Bytes out(text.size());
-  for (std::size_t i = 0; i < text.size(); ++i) out[i] = static_cast<std::byte>(text[i]);
-  return out;
-}
-
 TEST(Golden, WritesAndReadsTheSameBytes) {
   Workspace work;
   for (const Sample& s : kSamples) {
     SCOPED_TRACE(name_of(s));
     const Pair p = versions(s);
-    const Bytes fresh = encode_message(work, p, s.form), kept = file(name_of(s), fresh);
+    const Bytes fresh = encode_message(work, p, s.form), kept = support::golden(name_of(s), fresh);
     EXPECT_TRUE(kept == fresh);
     const Result<Delta> delta = check(work, kept);
     ASSERT_TRUE(delta.ok()) << delta.error().to_string();

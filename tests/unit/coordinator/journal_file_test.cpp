@@ -129,12 +129,13 @@ TEST(JournalFile, ACompactedJournalSaysTheSame) {
   JournalState want = before;
   want.committed = {file_txn(20)};  // the older ones are told apart from the aborted no longer
   want.forgotten = file_txn(20);
+  want.epoch = Epoch(2);  // the one that compacted it
   want.valid_bytes = opened->recovered.valid_bytes;
   EXPECT_EQ(opened->recovered, want);
   EXPECT_LT(opened->recovered.valid_bytes, 1000);
   EXPECT_FALSE(disk.names.contains("journal.new"));
   // It goes on from there.
-  const Record epoch{Epoch(2), EpochRecord{kFileJob, kFileLineage, 42}}, end{Epoch(2), EndRecord{file_txn(20)}};
+  const Record epoch{Epoch(3), EpochRecord{kFileJob, kFileLineage, 42}}, end{Epoch(3), EndRecord{file_txn(20)}};
   const Record both[] = {epoch, end};
   ASSERT_TRUE(opened->file->append(encode(both)).ok());
   const auto again = open_journal(disk, "journal", kFileJob, 1 << 20);
@@ -161,7 +162,7 @@ TEST(JournalFile, DeadAtEachStepOfACompactionLeavesOneWholeJournal) {
         disk.renamed_at_death = renamed;
         disk.die_at = at;
         if (open_journal(disk, "journal", kFileJob, 1000).ok()) {
-          EXPECT_EQ(at, 4) << "truncate, append, sync, rename";
+          EXPECT_EQ(at, 6) << "claim, sync, truncate, append, sync, rename";
           break;
         }
         disk.reboot();
@@ -172,6 +173,33 @@ TEST(JournalFile, DeadAtEachStepOfACompactionLeavesOneWholeJournal) {
         ASSERT_TRUE(opened.ok()) << at << ": " << opened.error().to_string();
         EXPECT_EQ(snapshot(opened->recovered), want) << at;
       }
+}
+
+// Two coordinators on one file, whose locks do not see each other: whoever comes second in it tells nobody anything.
+TEST(JournalFile, ARecordCountsOnlyWhereNobodyElseHasWritten) {
+  const Record commit{Epoch(1), EndRecord{file_txn(20)}}, claim{Epoch(2), EpochRecord{kFileJob, kFileLineage, 42}};
+  const auto both_epochs = testing::AllOf(testing::HasSubstr("of epoch 2,"), testing::HasSubstr("of epoch 1 "));
+  for (const std::int64_t compact_bytes : {std::int64_t{1} << 20, std::int64_t{1000}}) {
+    Disk disk = full_disk();
+    auto first = open_journal(disk, "journal", kFileJob, 1 << 20);
+    ASSERT_TRUE(first.ok());
+    auto second = open_journal(disk, "journal", kFileJob, compact_bytes);  // or it has replaced the file already
+    ASSERT_TRUE(second.ok());
+    if (compact_bytes > 1000) {
+      ASSERT_TRUE(second->append(disk, {&claim, 1}).ok());
+    }
+    const Status late = first->append(disk, {&commit, 1});
+    ASSERT_FALSE(late.ok());
+    EXPECT_EQ(late.error().code, Code::kMismatch);
+    EXPECT_THAT(late.error().message, both_epochs);
+    EXPECT_TRUE(recover(disk.names["journal"]->bytes, kFileJob)->open_committed) << "what came late says nothing";
+  }
+  // The first writes after the second has read: what the second read is not how things stand.
+  Disk disk = full_disk();
+  auto first = open_journal(disk, "journal", kFileJob, 1 << 20),
+       second = open_journal(disk, "journal", kFileJob, 1 << 20);
+  ASSERT_TRUE(first->append(disk, {&commit, 1}).ok());
+  EXPECT_EQ(second->append(disk, {&claim, 1}).error().code, Code::kMismatch);
 }
 
 TEST(JournalFile, ASnapshotAfterARoundIsRefused) {

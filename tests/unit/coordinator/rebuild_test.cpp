@@ -257,5 +257,33 @@ TEST_F(Rebuilding, WhoHoldsNothingTakesAnyLineage) {
   EXPECT_EQ(state.journal.lineage, (Lineage{1, 1}));
 }
 
+// Two hosts, each with some of the members: they ask for different epochs, and the lower one ends when it hears the other.
+TEST_F(Rebuilding, TwoAtOnceAreToldApart) {
+  for (std::uint32_t m = 0; m < 5; ++m) applied(m, 7);
+  silent = {3, 4};
+  all_say_hello();
+  pass_deadline();
+  const State first = state;
+  config.incarnation = Incarnation(100);
+  Step begun = start(config, {}, {2, 2}, 43, now);
+  state = std::move(begun.state);
+  settle(begun.todo);
+  silent = {0, 1, 2};
+  all_say_hello();
+  pass_deadline();
+  const Epoch second = state.epoch;
+  ASSERT_GT(second, first.epoch);
+  state = first;
+  silent = {3, 4};
+  all_say_hello();
+  pass_deadline();
+  ASSERT_NE(rebuilt(), nullptr);
+  ASSERT_EQ(state.stage, Stage::kIdle);
+  hello(3);  // it has promised the other's epoch
+  ASSERT_EQ(state.stage, Stage::kStopped);
+  EXPECT_THAT(state.stopped->message, testing::AllOf(HasSubstr("of epoch " + std::to_string(second.value)),
+                                                     HasSubstr("of epoch " + std::to_string(first.epoch.value) + " ")));
+}
+
 }  // namespace
 }  // namespace refit::coordinator

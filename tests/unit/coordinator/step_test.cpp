@@ -265,6 +265,48 @@ TEST_F(Coordinator, AfterALoopGapNobodyIsBlamed) {
   EXPECT_EQ(state.stage, Stage::kStopped);
 }
 
+// Nobody speaks to an idle coordinator that was overtaken: it looks at its journal by itself.
+TEST_F(Coordinator, AnIdleOneLooksWhetherAnotherHasTakenOver) {
+  int reads = 0;
+  const auto tick = [&](std::int64_t ns) {
+    now += ns;
+    for (const Action& a : step(state, {now, Tick{}})) reads += std::holds_alternative<ReadEpoch>(a) ? 1 : 0;
+  };
+  for (int i = 0; i < 99; ++i) tick(config.look_ns / 100);
+  EXPECT_EQ(reads, 0);
+  tick(config.look_ns / 50);
+  EXPECT_EQ(reads, 1);
+  EXPECT_FALSE(state.reading_epoch);  // nothing waits for the answer
+  give(EpochRead{Epoch(1)});
+  EXPECT_EQ(state.stage, Stage::kIdle);
+  give(EpochRead{Epoch(4)});
+  ASSERT_EQ(state.stage, Stage::kStopped);
+  EXPECT_THAT(state.stopped->message, testing::AllOf(HasSubstr("of epoch 4"), HasSubstr("of epoch 1 ")));
+}
+
+// Which base a target holds decides what it is sent: two states that differ in it are not the same.
+TEST_F(Coordinator, TheBaseOfATargetIsPartOfTheState) {
+  join();
+  const State before = state;
+  give(Received{2, from(1, wire::Ready{state.layout_epoch, {5, 5}, {{1, 1}, Epoch(1), 3}})});
+  EXPECT_FALSE(same(before, state));
+}
+
+TEST_F(Coordinator, AJournalThatForgotItsEpochEndsIt) {
+  give(EpochRead{Epoch(0)});
+  EXPECT_EQ(state.stage, Stage::kStopped);
+}
+
+TEST_F(Coordinator, AMemberOfAHigherEpochEndsItNamingBoth) {
+  to_staging();
+  wire::Envelope e = from(1, wire::Heartbeat{});
+  e.epoch = Epoch(9);
+  give(Received{2, e});
+  ASSERT_EQ(state.stage, Stage::kStopped);
+  EXPECT_EQ(state.stopped->peer, "target:0.0");
+  EXPECT_THAT(state.stopped->message, testing::AllOf(HasSubstr("of epoch 9"), HasSubstr("of epoch 1 ")));
+}
+
 TEST_F(Coordinator, OwnersThatDifferAreBothNamed) {
   config.shape = {1, 2, 1, 1};
   Step begun = start(config, {}, {1, 1}, 42, 0);

@@ -34,7 +34,13 @@ struct Case {
   const char* target;
   bool packed = false;  // buckets travel as a push mover moves them
   Pack pack = Pack::kStorage;
+  std::vector<std::string> allow_cast = {};
 };
+
+// A SPEC, or a layout file's text.
+inline std::shared_ptr<const model::Layout> layout_of(const char* config, const char* spec) {
+  return std::move(*spec == '{' ? model::read_layout(spec) : model::rule_layout(config, spec)).value();
+}
 
 // One process that plays every rank.
 struct Stage {
@@ -60,8 +66,9 @@ struct Stage {
   kernel::Progress progress{.every_bytes = 4096, .done = [this](std::int64_t) { ++windows; }};
 
   explicit Stage(const Case& c) : packed(c.packed), form(c.pack) {
-    source = std::move(model::rule_layout(c.config, c.source)).value();
-    target = std::move(model::rule_layout(c.config, c.target)).value();
+    source = layout_of(c.config, c.source);
+    target = layout_of(c.config, c.target);
+    options.allow_cast = c.allow_cast;
     for (std::uint32_t r = 0; r < source->world(); ++r) {
       trainers.push_back(std::move(engine::ReferenceTrainer::make(system_env(), source, Rank(r), &budget)).value());
       trainers.back()->randomise(kSeed);

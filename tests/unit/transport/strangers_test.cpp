@@ -1,5 +1,5 @@
 // What a connection without a proven key may cost a listener.
-#include "transport/zmq/strangers.h"
+#include "transport/common/strangers.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include <vector>
 
-namespace refit::transport::zmq {
+namespace refit::transport {
 namespace {
 
 sockaddr_in local(std::uint32_t last_byte, std::uint16_t port) {
@@ -116,4 +116,4 @@ TEST(Strangers, ADescriptorThatIsNotOfTheListenerIsLeftAlone) {
 }
 
 }  // namespace
-}  // namespace refit::transport::zmq
+}  // namespace refit::transport

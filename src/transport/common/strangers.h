@@ -6,7 +6,7 @@
 
 #include "core/core.h"
 
-namespace refit::transport::zmq {
+namespace refit::transport {
 
 inline constexpr std::size_t kMaxStrangers = 128, kMaxStrangersPerAddress = 64;
 inline constexpr std::int64_t kHandshakeNs = 10 * kNsPerSecond;
@@ -15,12 +15,17 @@ inline constexpr std::uint64_t kMaxStrangerBytes = 16 << 10;
 // *thread-compatible*.
 class Strangers {
  public:
-  // `own_port`: the listener's. A number that is another descriptor's by now is left alone.
+  // Also for a connection whose peer was dropped. `own_port`: the listener's. A number that is another descriptor's by
+  // now is left alone.
   void accepted(int fd, std::uint16_t own_port, std::int64_t now);
-  // It has proven a key, or is gone.
+  // It was welcomed under an admitted key, or is gone.
   void forget(int fd) { strangers_.erase(fd); }
   // Cuts who is too slow or has sent too much.
   void watch(std::int64_t now);
+  // It is being turned away: true the first time that this is said of it.
+  bool turn_away(int fd);
+  // Cuts a connection at once.
+  void cut(int fd, std::uint16_t own_port);
   std::uint64_t cut() const { return cut_; }
 
  private:
@@ -28,6 +33,7 @@ class Strangers {
     Fd hold;  // a second descriptor of the same connection, so that the cut hits no other
     std::string address;
     std::int64_t since_ns = 0;
+    bool turned_away = false;
   };
   void cut(const Stranger& one);
 
@@ -35,4 +41,4 @@ class Strangers {
   std::uint64_t cut_ = 0;
 };
 
-}  // namespace refit::transport::zmq
+}  // namespace refit::transport

@@ -1,4 +1,4 @@
-#include "transport/zmq/strangers.h"
+#include "transport/common/strangers.h"
 
 #include <fcntl.h>
 #include <netdb.h>
@@ -9,8 +9,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <utility>
 
-namespace refit::transport::zmq {
+namespace refit::transport {
 namespace {
 
 struct End {
@@ -44,7 +45,7 @@ std::uint64_t bytes_received(int fd) {
 }  // namespace
 
 void Strangers::accepted(int fd, std::uint16_t own_port, std::int64_t now) {
-  Stranger one{Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), {}, now};
+  Stranger one{Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), {}, now, false};
   // The number may be somebody else's by now: only a connection to our own port is ours to cut.
   if (!one.hold.valid() || end_of(one.hold.get(), ::getsockname).port != own_port) return;
   one.address = end_of(one.hold.get(), ::getpeername).host;
@@ -52,6 +53,16 @@ void Strangers::accepted(int fd, std::uint16_t own_port, std::int64_t now) {
                                   [&](const auto& entry) { return entry.second.address == one.address; });
   if (strangers_.size() >= kMaxStrangers || static_cast<std::size_t>(same) >= kMaxStrangersPerAddress) return cut(one);
   strangers_.insert_or_assign(fd, std::move(one));
+}
+
+bool Strangers::turn_away(int fd) {
+  const auto known = strangers_.find(fd);
+  return known == strangers_.end() || !std::exchange(known->second.turned_away, true);
+}
+
+void Strangers::cut(int fd, std::uint16_t own_port) {
+  const Stranger one{Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), {}, 0, false};
+  if (one.hold.valid() && end_of(one.hold.get(), ::getsockname).port == own_port) cut(one);
 }
 
 void Strangers::cut(const Stranger& one) {
@@ -68,4 +79,4 @@ void Strangers::watch(std::int64_t now) {
   });
 }
 
-}  // namespace refit::transport::zmq
+}  // namespace refit::transport
