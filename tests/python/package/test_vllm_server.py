@@ -52,7 +52,7 @@ class Http(unittest.TestCase):
         head = b"HTTP/1.1 200 OK\r\n"
         for part in (b"", head + b"X-Slow: ", head + b"Content-Length: 1000\r\n\r\n", head + b"Connection: close\r\n\r\n", head + b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"):
             began = time.monotonic()
-            self.refused(drip_after(part), "within 0.3 s", refit.DeadlineError)
+            self.refused(drip_after(part), "within 0.3 s", refit.DeadlineError, 0.3)
             self.assertLess(time.monotonic() - began, 2)
 
     def test_nobody_listens(self):
