@@ -7,6 +7,7 @@
 #include "cli/command.h"
 #include "cli/convert_files.h"
 #include "cli/layouts.h"
+#include "cli/report.h"
 
 namespace refit::cli {
 namespace {

@@ -2,7 +2,6 @@
 // memory into the rank's own files.
 #pragma once
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -17,11 +16,6 @@ struct ReshardReport {
   std::vector<std::string> unwanted;
   std::vector<std::string> inexact;  // tensors whose permitted cast changed a value
 };
-
-// What both commands print of it: one JSON object, with `more` in it, or `line` and what is worth a warning. `unwanted`
-// says whom the tensors are of no use to.
-void print_report(bool json, const ReshardReport& report, double seconds, const std::string& out, nlohmann::json more,
-                  const std::string& line, const std::string& unwanted);
 
 // The source ranks' buffers. A piece lies in one parameter, so buffers need not be in one place.
 class SourceMemory {

@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "cli/layouts.h"
+#include "cli/report.h"
 #include "cli/reshard_run.h"
 
 namespace refit::cli {

@@ -8,8 +8,7 @@ namespace {
 // Keys of every side.
 const std::vector<SpecKey>& common_keys() {
   static const std::vector<SpecKey> keys{
-      {"replicas", 1}, {"gpus_per_host", 8}, {"hosts", 1, "*"}, {"draft", 1, "skip"},
-      {"vision", 1, "skip"}};
+      {"draft", 1, "skip"}, {"replicas", 1}, {"gpus_per_host", 8}, {"hosts", 1, "*"}, {"vision", 1, "skip"}};
   return keys;
 }
 
