@@ -6,6 +6,7 @@ Tunix's package imports its trainers; the models alone need none of that, so the
 
 usage: tunix_models.py [--refit BINARY] [--only FAMILY] [--rows FILE]
 """
+import dataclasses
 import importlib
 import os
 import shutil
@@ -47,12 +48,8 @@ def tree_of(c, module, kind, dtype):
     head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     config = lib.ModelConfig(num_layers=c.num_hidden_layers, vocab_size=c.vocab_size, embed_dim=c.hidden_size, hidden_dim=c.intermediate_size, num_heads=c.num_attention_heads, head_dim=head,
                              num_kv_heads=c.num_key_value_heads, rope_theta=int(c.rope_parameters["rope_theta"]), norm_eps=c.rms_norm_eps)
-    for key in ("use_tied_embedding", "weight_tying"):
-        if hasattr(config, key):
-            setattr(config, key, c.tie_word_embeddings)
-    for key in ("dtype", "param_dtype"):
-        if hasattr(config, key):
-            setattr(config, key, dtype)
+    more = dict(use_tied_embedding=c.tie_word_embeddings, weight_tying=c.tie_word_embeddings, dtype=dtype, param_dtype=dtype)
+    config = dataclasses.replace(config, **{k: v for k, v in more.items() if hasattr(config, k)})
     return getattr(lib, kind)(config, rngs=nnx.Rngs(0))
 
 
