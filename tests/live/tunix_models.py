@@ -37,7 +37,8 @@ import models  # noqa: E402
 
 torch.set_num_threads(1)
 # Label -> (family of models.py, Tunix's module and class, changes).
-PLAIN = dict(rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+# What the rotations of its Llama and Qwen3 take, whatever the configuration says.
+PLAIN = dict(rope_parameters={"rope_type": "default", "rope_theta": 1e6})
 CASES = {"llama": ("llama", "llama3", "Llama3", PLAIN), "llama, tied": ("llama, tied", "llama3", "Llama3", PLAIN), "qwen2": ("qwen2", "qwen2", "Qwen2", PLAIN),
          "qwen3": ("qwen3", "qwen3", "Qwen3", PLAIN), "qwen3, square": ("qwen3", "qwen3", "Qwen3", PLAIN | dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=8, head_dim=8, intermediate_size=64, vocab_size=64))}
 SPEC = "jax:preset=tunix"
