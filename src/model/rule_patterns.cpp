@@ -89,6 +89,7 @@ bool experts_alike(const ActiveRow& row, const Mesh& mesh) {
   bool after = false;
   for (const Op& op : row.programs[0]) {
     if (after && op.code == OpCode::kCut && mesh.part(op.cut.over, origin).count > 1) return false;
+    if (after && op.code == OpCode::kPermute) return false;  // strides then depend on how many there are
     after = after || op.code == OpCode::kStack;
   }
   return after;

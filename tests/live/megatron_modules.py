@@ -89,7 +89,8 @@ FAMILIES = {"llama": (DENSE, True), "llama, tied": (DENSE, True), "llama, biases
             "qwen3_next": (EXPERTS, True), "qwen3_5": (["tp=1", "tp=2,pp=2", "tp=4"], True), "qwen3_5_moe": (EXPERTS, True),
             "nemotron_h": (["tp=1", "tp=2", "tp=4", "tp=2,ep=2", "ep=4", "tp=2,ep=2,etp=2"], False)}
 # Megatron's own resharder as a second opinion: four ranks of one layout to four of another.
-RESHARDS = {"llama": [("tp=2,pp=2", "tp=4")], "qwen2": [("tp=2,pp=2", "tp=4")], "qwen3": [("tp=4", "tp=2,pp=2")], "qwen3_moe": [("tp=2,pp=2", "ep=4")]}
+# Not experts: its planner takes the tp group for those of etp=1, and then refuses their sizes.
+RESHARDS = {"llama": [("tp=2,pp=2", "tp=4")], "qwen2": [("tp=2,pp=2", "tp=4")], "qwen3": [("tp=4", "tp=2,pp=2")]}
 # What Megatron's local modules do without: sliding windows and yarn.
 PLAIN = {"gpt_oss": dict(sliding_window=64, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})}
 

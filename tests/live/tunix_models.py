@@ -6,6 +6,7 @@ Tunix's package imports its trainers; the models alone need none of that, so the
 
 usage: tunix_models.py [--refit BINARY] [--only FAMILY] [--rows FILE]
 """
+import dataclasses
 import importlib
 import os
 import shutil
@@ -36,7 +37,8 @@ import models  # noqa: E402
 
 torch.set_num_threads(1)
 # Label -> (family of models.py, Tunix's module and class, changes).
-PLAIN = dict(rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+# What the rotations of its Llama and Qwen3 take, whatever the configuration says.
+PLAIN = dict(rope_parameters={"rope_type": "default", "rope_theta": 1e6})
 CASES = {"llama": ("llama", "llama3", "Llama3", PLAIN), "llama, tied": ("llama, tied", "llama3", "Llama3", PLAIN), "qwen2": ("qwen2", "qwen2", "Qwen2", PLAIN),
          "qwen3": ("qwen3", "qwen3", "Qwen3", PLAIN), "qwen3, square": ("qwen3", "qwen3", "Qwen3", PLAIN | dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=8, head_dim=8, intermediate_size=64, vocab_size=64))}
 SPEC = "jax:preset=tunix"
@@ -47,12 +49,8 @@ def tree_of(c, module, kind, dtype):
     head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     config = lib.ModelConfig(num_layers=c.num_hidden_layers, vocab_size=c.vocab_size, embed_dim=c.hidden_size, hidden_dim=c.intermediate_size, num_heads=c.num_attention_heads, head_dim=head,
                              num_kv_heads=c.num_key_value_heads, rope_theta=int(c.rope_parameters["rope_theta"]), norm_eps=c.rms_norm_eps)
-    for key in ("use_tied_embedding", "weight_tying"):
-        if hasattr(config, key):
-            setattr(config, key, c.tie_word_embeddings)
-    for key in ("dtype", "param_dtype"):
-        if hasattr(config, key):
-            setattr(config, key, dtype)
+    more = dict(use_tied_embedding=c.tie_word_embeddings, weight_tying=c.tie_word_embeddings, dtype=dtype, param_dtype=dtype)
+    config = dataclasses.replace(config, **{k: v for k, v in more.items() if hasattr(config, k)})
     return getattr(lib, kind)(config, rngs=nnx.Rngs(0))
 
 

@@ -48,19 +48,18 @@ std::vector<Row> oss_experts() {
   using namespace op;
   const Op own = cut(0, CutRule::kLinear, "ep");
   const auto width = [](int axis) { return cut(axis, CutRule::kEven, "moe_tp"); };
-  return {
-      oss_stacked(REFIT_EXPERTS "gate_up_proj", "E,H,2*Im", REFIT_VLLM "w13_weight", REFIT_EXPERTS "w13_weight",
-                  REFIT_GROUPED "linear_fc1.weight{expert}", {load(0), width(2), own, permute("0,2,1")},
-                  gate_then_up(2, true)),
-      wide_in_sglang(oss_stacked(REFIT_EXPERTS "gate_up_proj_bias", "E,2*Im", REFIT_VLLM "w13_bias",
-                                 REFIT_EXPERTS "w13_weight_bias", REFIT_GROUPED "linear_fc1.bias{expert}",
-                                 {load(0), width(1), own}, gate_then_up(1, false))),
-      oss_stacked(REFIT_EXPERTS "down_proj", "E,Im,H", REFIT_VLLM "w2_weight", REFIT_EXPERTS "w2_weight",
-                  REFIT_GROUPED "linear_fc2.weight{expert}", {load(0), width(1), own, permute("0,2,1")},
-                  {load(0), pick(), width(0), permute("1,0")}),
-      wide_in_sglang(oss_stacked(REFIT_EXPERTS "down_proj_bias", "E,H", REFIT_VLLM "w2_bias",
-                                 REFIT_EXPERTS "w2_weight_bias", REFIT_GROUPED "linear_fc2.bias{expert}",
-                                 {load(0), own, only("moe_tp")}, {load(0), pick()}))};
+  return {oss_stacked(REFIT_EXPERTS "gate_up_proj", "E,H,2*Im", REFIT_VLLM "w13_weight", REFIT_EXPERTS "w13_weight",
+                      REFIT_GROUPED "linear_fc1.weight{expert}", {load(0), width(2), own, permute("0,2,1")},
+                      gate_then_up(2, true)),
+          wide_in_sglang(oss_stacked(REFIT_EXPERTS "gate_up_proj_bias", "E,2*Im", REFIT_VLLM "w13_bias",
+                                     REFIT_EXPERTS "w13_weight_bias", REFIT_GROUPED "linear_fc1.bias{expert}",
+                                     {load(0), width(1), own}, gate_then_up(1, false))),
+          oss_stacked(REFIT_EXPERTS "down_proj", "E,Im,H", REFIT_VLLM "w2_weight", REFIT_EXPERTS "w2_weight",
+                      REFIT_GROUPED "linear_fc2.weight{expert}", {load(0), width(1), own, permute("0,2,1")},
+                      {load(0), pick(), width(0), permute("1,0")}),
+          wide_in_sglang(oss_stacked(REFIT_EXPERTS "down_proj_bias", "E,H", REFIT_VLLM "w2_bias",
+                                     REFIT_EXPERTS "w2_weight_bias", REFIT_GROUPED "linear_fc2.bias{expert}",
+                                     {load(0), own, only("moe_tp")}, {load(0), pick()}))};
 }
 
 // Whole blocks of the expert width go to each rank, as many to all but the last; what it lacks is fill. Codes lie two
@@ -156,8 +155,9 @@ const Family& gpt_oss() {
                             oss_when("!mxfp4", oss_experts()),
                             oss_when("mxfp4", oss_blocks())}),
       .quantised = {{.method = "mxfp4"}},
-      .modules = "sinks q_proj k_proj v_proj o_proj router experts gate_up_proj gate_up_proj_bias down_proj "
-                 "down_proj_bias"};
+      .modules =
+          "sinks q_proj k_proj v_proj o_proj router experts gate_up_proj gate_up_proj_bias down_proj "
+          "down_proj_bias"};
   return family;
 }
 

@@ -199,8 +199,9 @@ const Family& nemotron_h() {
                         attention_and_mlp(),
                         experts()}),
       .embedding = "backbone.embeddings.weight",
-      .modules = "backbone lm_head embeddings layers norm_f dt_bias A_log D conv1d in_proj norm mixer out_proj experts "
-                 "gate shared_experts"};
+      .modules =
+          "backbone lm_head embeddings layers norm_f dt_bias A_log D conv1d in_proj norm mixer out_proj experts "
+          "gate shared_experts"};
   return family;
 }
 

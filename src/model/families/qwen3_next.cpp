@@ -55,8 +55,9 @@ const Family& qwen3_next() {
       .draft_prefix = "mtp.layers.{mtp}.",
       .jax = true,
       .jax_cut = false,
-      .modules = "linear_attn self_attn mlp input_layernorm post_attention_layernorm gate experts shared_expert "
-                 "shared_expert_gate dt_bias A_log conv1d in_proj_qkvz in_proj_ba norm out_proj"};
+      .modules =
+          "linear_attn self_attn mlp input_layernorm post_attention_layernorm gate experts shared_expert "
+          "shared_expert_gate dt_bias A_log conv1d in_proj_qkvz in_proj_ba norm out_proj"};
   return family;
 }
 

@@ -39,17 +39,15 @@ std::vector<SideRule> sharded_rules(const Spec& spec, const ModelConfig&) {
 }  // namespace
 
 const Side& sharded_side() {
-  static const Side side{.name = "fsdp",
-                         .names = Names::kFused,
-                         .name_of = fused_names,
-                         .keys = {{"fsdp", 1},
-                                  {"tp", 1},
-                                  {"naming", 1, "per-expert|fused"},
-                                  {"flat", 1, "fsdp1|fsdp1_orig|zero3"}},
-                         .ordered = true,
-                         .grids = mesh_axes,
-                         .rules = sharded_rules,
-                         .check = [](const Spec&, const ModelConfig&) { return Status(); }};
+  static const Side side{
+      .name = "fsdp",
+      .names = Names::kFused,
+      .name_of = fused_names,
+      .keys = {{"fsdp", 1}, {"tp", 1}, {"naming", 1, "per-expert|fused"}, {"flat", 1, "fsdp1|fsdp1_orig|zero3"}},
+      .ordered = true,
+      .grids = mesh_axes,
+      .rules = sharded_rules,
+      .check = [](const Spec&, const ModelConfig&) { return Status(); }};
   return side;
 }
 

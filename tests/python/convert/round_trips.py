@@ -20,7 +20,7 @@ REFIT = sys.argv[1]
 SPECS = ["fsdp=3", "fsdp=3,flat=zero3", "fsdp=3,flat=fsdp1", "fsdp=2,tp=2", "tp=4", "vllm:tp=2", "vllm:tp=8", "sglang:tp=4", "megatron:tp=2,pp=2", "megatron:pp=2,vpp=2,first=2", "megatron:tp=4,pp=2,spec=local", "jax", "jax:tp=2", "jax:preset=tunix", "jax:preset=maxtext", "jax:preset=maxtext_scanned"]
 MOE = ["vllm:tp=2,dp=2,ep=4", "sglang:tp=4,ep=2", "megatron:tp=2,ep=4", "megatron:tp=2,pp=2,ep=2,etp=2", "megatron:ep=8,spec=local"]
 # Sides that have no rules for a checkpoint, with the tensor that they name.
-FLAT = {name: {"fsdp=3,flat=fsdp1": why} for name, why in {"deepseek_v3": "'eh_proj'", "qwen3_next": "'mtp'", "qwen3 fp8": "weight_scale_inv", "deepseek fp8": "weight_scale_inv", "nemotron_h": "fc1_latent_proj", "gpt_oss mxfp4": "gate_up_proj_blocks"}.items()}
+FLAT = {name: {"fsdp=3,flat=fsdp1": why} for name, why in {"deepseek_v3": "'eh_proj'", "qwen3_next": "'mtp'", "qwen3 fp8": "weight_scale_inv", "deepseek fp8": "weight_scale_inv", "nemotron_h": "fc1_latent_proj", "gpt_oss mxfp4": "down_proj_blocks"}.items()}
 WITHOUT = {"gemma4": {"megatron": "layers.3.self_attn.q_proj"}, "nemotron_h": {"sglang": "embeddings", "vllm:tp=8": "n_groups 4"}, "nemotron_h of one group": {"sglang": "embeddings", "megatron:tp": "n_groups 1"},
            "gpt_oss mxfp4": {"megatron": "gate_up_proj_blocks"}, "qwen3 fp8": {"megatron": "q_proj"}, "deepseek fp8": {"megatron": "q_a_proj", "vllm:tp=8": "whole blocks"}}
 PRESETS = {"jax:preset=tunix": {"llama", "llama tied", "qwen2", "qwen3"}} | dict.fromkeys(("jax:preset=maxtext", "jax:preset=maxtext_scanned"), {"llama", "llama tied", "qwen3", "gemma3"})
