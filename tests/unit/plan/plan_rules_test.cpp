@@ -108,21 +108,21 @@ TEST(PlanRules, ClassesAndWrittenOutRanksGiveEqualPlans) {
 
 // What the world's proof of overlaps relies on: ranks that are called alike lie alike.
 TEST(PlanRules, RanksThatAreCalledAlikeLieAlike) {
-  for (const auto& [model, spec] : {std::pair("qwen3-30b-a3b@layers=2", "vllm:tp=4,dp=2,ep=8"),
+  int compared = 0;
+  for (const auto& [model, spec] : {std::pair("qwen3-30b-a3b@layers=2", "vllm:tp=4,dp=2,ep=8,replicas=2"),
                                     std::pair("deepseek-v3@layers=4", "vllm:tp=4,dp=2,draft=skip"),
                                     std::pair("smollm2-135m@layers=3", "vllm:tp=3,replicas=2"),
-                                    std::pair("llama-3.2-1b@layers=3", "fsdp=3,tp=2"),
+                                    std::pair("llama-3.1-8b@layers=1", "fsdp=3,tp=2"),
                                     std::pair("qwen3-next-80b-a3b@layers=4", "megatron:tp=2,pp=2,ep=2")}) {
     SCOPED_TRACE(std::string(model) + " " + spec);
     const LayoutPtr layout = rules(model, spec);
     const auto alike = layout->alike();
     ASSERT_TRUE(alike.ok());
-    std::size_t own = 0;
     for (std::uint32_t r = 0; r < alike->size(); ++r) {
       const std::uint32_t first = (*alike)[r];
       ASSERT_LE(first, r);
-      own += first == r;
       if (first == r) continue;
+      ++compared;
       auto a = layout->expand(Rank(first)).value(), b = layout->expand(Rank(r)).value();
       ASSERT_EQ(a.holdings.size(), b.holdings.size());
       EXPECT_EQ(a.buffers, b.buffers);
@@ -135,8 +135,8 @@ TEST(PlanRules, RanksThatAreCalledAlikeLieAlike) {
         for (std::size_t k = 0; k < x.box.size(); ++k) ASSERT_EQ(x.box[k].size(), y.box[k].size());
       }
     }
-    EXPECT_TRUE(own < alike->size()) << "no two ranks are alike: nothing was compared";
   }
+  EXPECT_GT(compared, 16);
 }
 
 // Two factorings of an axis that do not divide each other, and one past the cap.
