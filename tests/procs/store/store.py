@@ -92,7 +92,7 @@ class World:
         part = self.publisher(steps, *more)
         status = part.finish()
         assert status == 0, part.told[-2:]
-        return [e for e in part.told if e["event"] == "committed"]
+        return [e for e in part.told if e.get("event") == "committed"]
 
     def follower(self, *more):
         return self.start("serve", "--follow", self.url, *TARGET, "--check", "--model", self.model, "--poll-s", "0.1", *more)
@@ -104,7 +104,7 @@ class World:
 
     def serves(self, step, *more):
         status, told = self.once(*more)
-        served = [e for e in told if e["event"] == "serves"]
+        served = [e for e in told if e.get("event") == "serves"]
         assert status == 0 and served and served[0]["step"] == step and served[0]["compared_bytes"] > 0, told
         return served[0]
 
@@ -272,7 +272,7 @@ def retention(world):
     """Versions go when nobody needs them, and not before."""
     short = ["--keep", 1, "--lease-s", 2, "--grace-s", 0.5, "--anchor-every", 2]
     world.publish(1, *short)
-    follower = world.follower("--lease", "slow", "--poll-s", "0.3")
+    follower = world.follower("--lease", "slow")
     follower.event("serves", step=1)
     trainer = world.publisher(7, "--hold", "--poll-s", "0.2", *short)
     trainer.event("collected")
@@ -291,7 +291,7 @@ def retention(world):
 
 def parts(world):
     """An object of several parts: interrupted between parts and before it is complete, then gone on with."""
-    config = dict(tiny_model.CONFIG, vocab_size=70000)
+    config = dict(tiny_model.CONFIG, vocab_size=69888)
     header, data = {}, bytearray()
     for name, shape in sorted(tiny_model.shapes(config).items()):
         count = 2
@@ -311,14 +311,15 @@ def parts(world):
     def rule(n, method, path):
         if "partNumber=2" in path or ("uploadId=" in path and method == "POST"):
             seen.append(path)
-            return ("drop",) if len(seen) in (1, 3) else None
+            # A part is refused once; the answer to the completion is lost after it is done.
+            return ("answer", 500, b"") if len(seen) == 1 else ("after", lambda: None) if len(seen) == 3 else None
         return None
 
     world.proxy.reset(rule)
     part = world.start(*arguments)
     status = part.finish()
     assert status == 0 and len(seen) >= 4, (status, seen, part.told)
-    assert part.told[-1]["cost"]["retries"] >= 2, part.told
+    assert part.told[-1]["cost"]["retries"] >= 1, part.told
     world.proxy.reset()
     world.serves(0)
     # Killed in mid-upload: the next one aborts what was open and brings it whole.
