@@ -358,6 +358,26 @@ def signatures(world):
     assert part.finish() != 0 and "chmod 600" in part.told[-1]["errors"][0]["message"]
 
 
+def full_disk(world):
+    """A directory store and a follower's state on a disk without room."""
+    disk = world.scratch / "small"
+    disk.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", disk], capture_output=True).returncode != 0:
+        print("full_disk: skipped, no small disk can be mounted here")
+        return
+    world.stack.callback(lambda: subprocess.run(["umount", "-l", disk], check=True))
+    world.publish(0)
+    error = world.refused("--state", disk / "state")
+    assert error["code"] == "exhausted" and "reserve its space" in error["message"], error
+    world.url = f"file://{disk}/store"
+    part = world.publisher(0)
+    assert part.finish() != 0
+    error = part.told[-1]["errors"][0]
+    assert error["code"] == "exhausted" and error["stage"] == "upload" and error["peer"] == world.url, error
+    assert not (disk / "store" / "committed").exists()
+    assert world.refused()["message"] == "no version is committed there yet"
+
+
 def flip(body):
     changed = bytearray(body)
     changed[len(changed) // 2] ^= 1
@@ -375,7 +395,7 @@ def element_count(shape):
     return count
 
 
-CASES = [whole, offline, dead_publisher, faults, credentials, retention, parts, signatures]
+CASES = [whole, offline, dead_publisher, faults, credentials, retention, parts, signatures, full_disk]
 
 
 def main():
