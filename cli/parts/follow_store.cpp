@@ -187,7 +187,7 @@ class StoreFollower {
   Status look() {
     for (int tries = 0;; ++tries) {
       REFIT_ASSIGN(const std::uint64_t number, follower_->newest(look_deadline()));
-      if (number == 0 || (number == serving_ && !replica_->fenced())) return {};
+      if (number == 0 || (number == serving_ && !replica_->fenced())) return keep();
       const Status s = take(number);
       if (s.ok() || s.error().code != Code::kBusy || tries + 1 == kCollectedTries) return s;
     }
@@ -204,7 +204,6 @@ class StoreFollower {
     ++installs_;
     serving_ = f.number;
     step_ = f.step;
-    if (state_) REFIT_TRY(state_->save({follower_->lineage(), f.number, follower_->trust()}));
     nlohmann::ordered_json event{
         {"version", f.number},
         {"step", f.step},
@@ -227,7 +226,13 @@ class StoreFollower {
       event["compared_bytes"] = compared;
     }
     events_.tell("follower", "serves", event);
-    return {};
+    return keep();
+  }
+
+  // How far it came; tried again with every look until it is written.
+  Status keep() {
+    if (!state_ || serving_ == 0) return {};
+    return state_->save({follower_->lineage(), serving_, follower_->trust()});
   }
 
   // An independent reading of what was published.

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 
 KEY, SECRET, BUCKET = "test-key-id", "test-secret-value", "refit"
@@ -54,11 +53,9 @@ class Server:
                                         env=dict(os.environ, AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET))
         self.port = self.ports[6]
         end = time.monotonic() + 20
-        while time.monotonic() < end:  # anonymous is refused as soon as it serves
+        while time.monotonic() < end:  # its filer shows the bucket as soon as that is made
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{BUCKET}", timeout=1)
-            except urllib.error.HTTPError as e:
-                if e.code == 403:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[4]}/buckets/{BUCKET}/?limit=1", timeout=1):
                     return
             except OSError:
                 pass

@@ -57,6 +57,36 @@ TEST(StoreFaults, PublisherDiesAtEveryStep) {
   }
 }
 
+// The answer to one write is lost; the store lives on.
+class Hiccup final : public ObjectStore {
+ public:
+  Hiccup(ObjectStore& s, std::int64_t n) : ObjectStore("hiccup:"), inner(s), at(n) {}
+  Status put(const std::string& k, View b, const Sha256& s, Deadline d) override {
+    return once([&] { return inner.put(k, b, s, d); });
+  }
+  Result<bool> put_new(const std::string& k, View b, Deadline d) override {
+    return once([&] { return inner.put_new(k, b, d); });
+  }
+  Result<std::optional<Bytes>> get(const std::string& k, std::int64_t l, Deadline d) override {
+    return inner.get(k, l, d);
+  }
+  Result<bool> read(const std::string& k, std::int64_t o, std::span<std::byte> out, Deadline d) override {
+    return inner.read(k, o, out, d);
+  }
+  Result<std::optional<Stat>> stat(const std::string& k, Deadline d) override { return inner.stat(k, d); }
+  Result<std::vector<Listed>> list(const std::string& p, Deadline d) override { return inner.list(p, d); }
+  Status remove(const std::string& k, Deadline d) override { return inner.remove(k, d); }
+  template <typename F>
+  auto once(F f) -> decltype(f()) {
+    auto result = f();
+    if (calls++ == at) return Error(Code::kPeerLost, "the answer was lost");
+    return result;
+  }
+  ObjectStore& inner;
+  const std::int64_t at;
+  std::int64_t calls = 0;
+};
+
 TEST(StoreFaults, ALostAnswerToTheMarkerIsNoSecondVersion) {
   MemoryStore memory;
   publish_steps(memory, 0, 0);
@@ -66,34 +96,6 @@ TEST(StoreFaults, ALostAnswerToTheMarkerIsNoSecondVersion) {
     MemoryStore copy;
     copy.objects = memory.objects;
     // The same process goes on after its store came back: the number that it may have used is not used twice.
-    class Hiccup final : public ObjectStore {
-     public:
-      Hiccup(ObjectStore& s, std::int64_t n) : ObjectStore("hiccup:"), inner(s), at(n) {}
-      Status put(const std::string& k, View b, const Sha256& s, Deadline d) override {
-        return once([&] { return inner.put(k, b, s, d); });
-      }
-      Result<bool> put_new(const std::string& k, View b, Deadline d) override {
-        return once([&] { return inner.put_new(k, b, d); });
-      }
-      Result<std::optional<Bytes>> get(const std::string& k, std::int64_t l, Deadline d) override {
-        return inner.get(k, l, d);
-      }
-      Result<bool> read(const std::string& k, std::int64_t o, std::span<std::byte> out, Deadline d) override {
-        return inner.read(k, o, out, d);
-      }
-      Result<std::optional<Stat>> stat(const std::string& k, Deadline d) override { return inner.stat(k, d); }
-      Result<std::vector<Listed>> list(const std::string& p, Deadline d) override { return inner.list(p, d); }
-      Status remove(const std::string& k, Deadline d) override { return inner.remove(k, d); }
-      template <typename F>
-      auto once(F f) -> decltype(f()) {
-        auto result = f();
-        if (calls++ == at) return Error(Code::kPeerLost, "the answer was lost");
-        return result;
-      }
-      ObjectStore& inner;
-      const std::int64_t at;
-      std::int64_t calls = 0;
-    };
     Hiccup store(copy, at);
     auto publisher = Publisher::open(store, model, small_options(), soon());
     if (!publisher.ok()) continue;  // an answer of open() was lost

@@ -21,9 +21,7 @@ void write_whole(MemoryStore& store) {
   ASSERT_TRUE(store.put_new(kRootKey, write_root({0x0123456789abcdef, 0xfedcba9876543210}), soon()).ok());
   publish_steps(store, 0, 0);
   PublishOptions options = small_options();
-  auto key = SigningKey::read(std::string(REFIT_GOLDEN_DIR) + "/signing-key.pem");
-  ASSERT_TRUE(key.ok()) << key.error().to_string();
-  options.key = *key;
+  options.key = test_key();
   publish_steps(store, 1, 3, options);
   const Bytes lease = write_lease({7, 2, 4});
   ASSERT_TRUE(store.put("leases/reader-1", lease, sha256(lease), soon()).ok());
@@ -43,7 +41,7 @@ TEST(StoreFormat, WritesTheSameBytes) {
     }
     EXPECT_TRUE(file_bytes(path) == bytes) << key;
   }
-  for (const auto& e : std::filesystem::recursive_directory_iterator(top)) found += e.is_regular_file() ? 1 : 0;
+  for (const auto& e : std::filesystem::recursive_directory_iterator(top)) found += e.is_regular_file() ? 1u : 0u;
   EXPECT_EQ(found, store.objects.size());
 }
 
@@ -85,7 +83,7 @@ TEST(StoreFormat, RefusesEveryCutAndMostChanges) {
         Bytes other = bytes;
         other[n] ^= static_cast<std::byte>(flip);
         const bool fine = parse(other).ok();  // must not crash; sealed and signed ones must refuse
-        if (sealed) EXPECT_FALSE(fine) << key << " at " << n;
+        EXPECT_FALSE(sealed && fine) << key << " at " << n;
       }
   }
 }

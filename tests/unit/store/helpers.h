@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <filesystem>
 #include <map>
 #include <mutex>
 
@@ -149,6 +152,17 @@ inline std::vector<Bytes> tensors_at(const Model& model, std::int64_t step) {
 
 inline TensorBytes bytes_of(const std::vector<Bytes>& tensors) {
   return [&tensors](std::size_t t) { return View(tensors[t]); };
+}
+
+// The test's key, in a file that nobody else may read (a checkout does not keep that).
+inline SigningKey test_key() {
+  const std::string path = ::testing::TempDir() + "/signing-key-" + std::to_string(::getpid()) + ".pem";
+  std::filesystem::copy_file(std::string(REFIT_GOLDEN_DIR) + "/signing-key.pem", path,
+                             std::filesystem::copy_options::overwrite_existing);
+  std::filesystem::permissions(path, std::filesystem::perms::owner_read);
+  SigningKey key = SigningKey::read(path).value();
+  std::filesystem::remove(path);
+  return key;
 }
 
 inline PublishOptions small_options() {

@@ -1,7 +1,4 @@
 // S3 without a server: the signature against Amazon's published examples, and where credentials come from.
-#include <unistd.h>
-
-#include <filesystem>
 #include <fstream>
 
 #include "store/s3_sign.h"

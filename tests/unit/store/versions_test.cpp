@@ -1,8 +1,4 @@
 // Publishing and following where nothing fails: what travels, and what is refused.
-#include <unistd.h>
-
-#include <filesystem>
-
 #include "unit/store/helpers.h"
 
 namespace refit::store::testing {
@@ -158,7 +154,7 @@ TEST(StoreVersions, AnotherModelIsRefused) {
 TEST(StoreVersions, TrustIsKeptTo) {
   MemoryStore store;
   PublishOptions options = small_options();
-  options.key = SigningKey::read(std::string(REFIT_GOLDEN_DIR) + "/signing-key.pem").value();
+  options.key = test_key();
   publish_steps(store, 0, 1, options);
   const PublicKey key = read_public_key(std::string(REFIT_GOLDEN_DIR) + "/public-key.pem").value();
   FollowOptions pinned;
