@@ -262,7 +262,7 @@ class Lifecycle(unittest.TestCase):
         server.pause = lambda in_flight, timeout_s: server.phase(f"pause {in_flight}")
         server.resume_memory = lambda tags, timeout_s: log.append(f"resume {tags}")
         config = yaml(True, backend="sglang", generation={"sglang_cfg": {"enable_memory_saver": saver}})
-        made = refit.create_weight_synchronizer(config, Sides(log), [server], coordinator_options=OPTIONS | {"join_timeout_s": 0.5, "total_timeout_s": 1})
+        made = refit.create_weight_synchronizer(config, Sides(log), [server], coordinator_options=OPTIONS | {"join_timeout_s": 0.3, "total_timeout_s": 1})
         self.addCleanup(made.shutdown)
         self.assertIsInstance(made, synchronizers.HTTPWeightSynchronizer)
         with self.assertRaises(refit.Error):

@@ -168,7 +168,7 @@ class Steered:
 class Synchronizer(unittest.TestCase):
     def job(self, **options):
         engine = Steered()
-        coordinator = refit.Coordinator(1, 1, 1, stall_timeout_s=2, gate_timeout_s=1, total_timeout_s=10)
+        coordinator = refit.Coordinator(1, 1, 1, stall_timeout_s=2, gate_timeout_s=1, total_timeout_s=10, join_timeout_s=5)
         sync = refit.vllm.VllmWeightSynchronizer(coordinator, [engine], **options)
         sync.SETTLE_S = 0.2
         self.addCleanup(sync.shutdown)
