@@ -56,7 +56,7 @@ class _Rank:
             raise InvalidError("this rank has not joined a job")
         if model is not self.model:
             raise InvalidError("the worker's model is another than the one that joined")
-        self.receiver.check()
+        self.receiver.check(hooks=False)  # the gate tells of it
         until = time.monotonic() + float(order["timeout_s"])
         self.gate.await_round(until - time.monotonic())
         self.gate.hold(until - time.monotonic())

@@ -204,7 +204,7 @@ class _Steps:
             return
         if self._receiver is None or self._gate is None:
             raise InvalidError("the engine has not joined a job", peer=self.name)
-        self._receiver.check()
+        self._receiver.check(hooks=False)  # the gate tells of it
         self._until = time.monotonic() + info["timeout_s"]
         self._gate.await_round(self._until - time.monotonic())
         self._gate.hold(self._until - time.monotonic())
