@@ -145,7 +145,7 @@ Result<CheckpointFacts> read_facts(const ModelConfig& config, const Catalogue& o
     for (const auto& [name, tensor] : given) unknown.emplace_back(name);
     std::string text;
     if (!missing.empty()) text = "the checkpoint lacks " + names_text(missing) + ", which config.json asks for";
-    if (!unknown.empty() && missing.empty())
+    if (!unknown.empty())
       text += (text.empty() ? "" : "; ") + ("no rule of family " + std::string(config.family->name)) + " describes " +
               names_text(unknown);
     return Error(Code::kMismatch, text).at_tensor(missing.empty() ? unknown[0] : missing[0]);

@@ -10,7 +10,7 @@ namespace refit::model {
 namespace {
 
 constexpr std::string_view kFlatVersion = "refit flat 1";
-constexpr std::int64_t kAlignBytes = 8;
+constexpr std::int64_t kAlignBytes = 16;
 
 // Order of registration in the modules of transformers 5, where a family's own list does not say otherwise. Parameters
 // of a module come before its children, and names are only ever compared with their siblings.

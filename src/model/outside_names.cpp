@@ -20,8 +20,8 @@ std::string plain_name(std::string_view name) {
   std::string out;
   const auto parts = split(name, '.');
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const bool wrapper =
-        parts[i] == "_orig_mod" || parts[i] == "_fsdp_wrapped_module" || false || (parts[i] == "module" && out.empty());
+    const bool wrapper = parts[i] == "_orig_mod" || parts[i] == "_fsdp_wrapped_module" ||
+                         (parts[i] == "base_layer" && i > 0) || (parts[i] == "module" && out.empty());
     if (!wrapper) out += (out.empty() ? "" : ".") + std::string(parts[i]);
   }
   return out.empty() ? std::string(name) : out;

@@ -132,7 +132,7 @@ Status RuleLayout::join_experts(ActiveRow& active) const {
     return Error(Code::kInternal, "rule table: no experts beside " + std::string(row.members[0].name));
   active.names = side_->name_of(spec_, config_, *host, Per::kStack);
   active.programs = {down ? Program{load(0), cut(1, CutRule::kEven, "moe_tp")}
-                          : Program{load(1), cut(0, CutRule::kEven, "moe_tp"), load(0),
+                          : Program{load(0), cut(0, CutRule::kEven, "moe_tp"), load(1),
                                     cut(0, CutRule::kEven, "moe_tp"), concat(0, 2)}};
   active.per = Per::kRow;
   active.grid = meshes_.size() - 1;

@@ -39,7 +39,7 @@ std::vector<Preset> tunix() {
 }
 
 // Rows of a head are its first half and its second half; MaxText's rotation takes neighbours as pairs.
-Program woven(std::string_view radices) { return {load(0), unfold(0, radices), permute("3,0,1,2"), merge(2)}; }
+Program woven(std::string_view radices) { return {load(0), unfold(0, radices), permute("3,0,2,1"), merge(2)}; }
 
 struct MaxTextName {
   std::string_view tensor, own;
@@ -80,7 +80,7 @@ Program scanned(const Program& one, std::size_t axes, bool behind) {
   const bool transformed = last.code == OpCode::kValue;
   if (transformed) out.pop_back();
   out.push_back(stack());
-  if (false) out.push_back(permute(axes == 1 ? "1,0" : axes == 2 ? "1,0,2" : "1,0,2,3"));
+  if (behind) out.push_back(permute(axes == 1 ? "1,0" : axes == 2 ? "1,0,2" : "1,0,2,3"));
   if (transformed) out.push_back(last);
   return out;
 }
