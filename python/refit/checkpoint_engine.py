@@ -126,7 +126,7 @@ class RefitCheckpointEngine:
         if self._folder is None or self._sends:
             raise InvalidError("receive_weights on a worker that is no rollout worker of a process group")
         receiver = await asyncio.to_thread(self._joined)
-        version = await asyncio.to_thread(receiver.wait_version, self._seen + 1, self._timeout_s)
+        version = await asyncio.to_thread(receiver.wait_version, self._seen + 1, self._timeout_s, hooks=False)  # send_weights told of it
         if not await asyncio.to_thread(self._reading.free.acquire, True, self._timeout_s):
             raise DeadlineError("the version is still being installed", stage="receive_weights")
         try:

@@ -339,12 +339,13 @@ class Receiver(_Member):
         if hooks:
             self._tell_raised()
 
-    def wait_version(self, number: int = 1, timeout_s: float = 60, until: Callable[[], bool] | None = None) -> VersionInfo:
+    def wait_version(self, number: int = 1, timeout_s: float = 60, until: Callable[[], bool] | None = None, *, hooks: bool = True) -> VersionInfo:
         """Waits until this rank serves version `number` or a newer one whole, serving meanwhile where no thread does.
-        DeadlineError after timeout_s; what one of the engine's methods raised meanwhile is raised here."""
+        DeadlineError after timeout_s; what one of the engine's methods raised meanwhile is raised here (without `hooks`: only
+        the round that it failed tells of it)."""
         deadline = time.monotonic() + _seconds("timeout_s", timeout_s)
         while True:
-            self.check()
+            self.check(hooks)
             if self.complete and self.version.number >= number and (until is None or until()):
                 return self.version
             if time.monotonic() > deadline:

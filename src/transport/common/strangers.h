@@ -20,6 +20,8 @@ class Strangers {
   void accepted(int fd, std::uint16_t own_port, std::int64_t now);
   // It was welcomed under an admitted key, or is gone.
   void forget(int fd) { strangers_.erase(fd); }
+  // The listener is closed: what is held here would keep its connections open.
+  void let_go() { strangers_.clear(); }
   // Cuts who is too slow or has sent too much.
   void watch(std::int64_t now);
   // It is being turned away: true the first time that this is said of it.

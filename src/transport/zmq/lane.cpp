@@ -152,6 +152,7 @@ void ControlLaneZmq::close_sockets(int linger_ms) {
     (void)zmq_setsockopt(socket_, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
     (void)zmq_socket_monitor(socket_, nullptr, 0);
     zmq_close(socket_);
+    strangers_.let_go();
   }
   door_.reset();
   if (monitor_ != nullptr) {

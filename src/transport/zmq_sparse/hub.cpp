@@ -68,6 +68,7 @@ void Hub::stop() {
   router_.unwatch();
   doorstep_.close();
   router_.close();
+  strangers_.let_go();
 }
 
 Counters Hub::counters() const {
