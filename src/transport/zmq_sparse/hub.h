@@ -62,6 +62,8 @@ class Hub {
     Socket socket, monitor;
     std::list<Outgoing> todo;
     std::int64_t heard_ns = 0, beat_ns = 0, progress_ns = 0;
+    std::optional<std::int64_t> first_asked_ns;  // since when an answer is due
+    bool greeted = false;                        // it has answered once
   };
   // Where answers to a peer go: it has connected to us.
   struct Caller {

@@ -11,6 +11,9 @@ namespace {
 
 constexpr int kTickMs = 50, kRetryMs = 1;
 constexpr std::int64_t kBeatNs = 250'000'000;
+// A listener that dies while it accepts may leave a connection that looks whole and never answers; libzmq's own limit
+// for a handshake is as long.
+constexpr std::int64_t kGreetingNs = 5 * kNsPerSecond;
 constexpr int kBatch = 256;  // messages per turn, so that callers and timers have theirs
 constexpr std::size_t kMostOffers = 1 << 16, kMostOffersOfOne = 64;  // that wait for a lane: of all peers, of one
 constexpr std::size_t kMostCallers = 4096;
@@ -164,6 +167,7 @@ void Hub::read_link(Link& link) {
       continue;
     }
     link.heard_ns = now();
+    link.greeted = true;
     take_answer(link, *head);
   }
 }
@@ -415,7 +419,7 @@ void Hub::timers() {
   const bool stood_still = t - last_turn_ns_ > std::min(stall / 2, kNsPerSecond);
   last_turn_ns_ = t;
   reclaim_offers(t, stood_still);
-  std::vector<std::pair<std::uint32_t, const char*>> silent;
+  std::vector<std::pair<std::uint32_t, Error>> silent;
   for (auto& [member, link] : links_) {
     const bool watched = std::any_of(lanes_.begin(), lanes_.end(), [&, m = member](const auto& one) {
       return one.second->expecting && one.second->peers.contains(m);
@@ -425,15 +429,19 @@ void Hub::timers() {
     if (stood_still || !moving) link->progress_ns = t;
     if (stood_still || (!watched && link->todo.empty())) {
       link->heard_ns = t;
+      link->first_asked_ns.reset();
       continue;
     }
     if (t - link->beat_ns >= kBeatNs) beat(*link);
-    if (t - link->heard_ns > stall)
-      silent.emplace_back(member, "it was silent beyond the stall deadline");
+    if (!link->first_asked_ns) link->first_asked_ns = t;
+    if (!link->greeted && t - *link->first_asked_ns > kGreetingNs)
+      silent.emplace_back(member, Error(Code::kPeerLost, "it does not answer over a new connection"));
+    else if (t - link->heard_ns > stall)
+      silent.emplace_back(member, Error(Code::kTimeout, "it was silent beyond the stall deadline"));
     else if (moving && t - link->progress_ns > stall)
-      silent.emplace_back(member, "it took no bytes within the stall deadline");
+      silent.emplace_back(member, Error(Code::kTimeout, "it took no bytes within the stall deadline"));
   }
-  for (const auto& [member, why] : silent) fail_link(member, Error(Code::kTimeout, why));
+  for (const auto& [member, error] : silent) fail_link(member, error);
 }
 
 // Offers of senders that are silent or were replaced before this side opened their lane: nobody will end them.
