@@ -32,7 +32,11 @@ struct TaskProgress {
     ++progress;
     return ++started_;
   }
-  void cancel_all() { cancelled_ = started_.load(); }  // that have been started
+  void cancel_all() {  // that have been started
+    const std::uint64_t all = started_.load();
+    for (std::uint64_t now = cancelled_.load(); now < all && !cancelled_.compare_exchange_weak(now, all);) {
+    }
+  }
   bool cancelled(std::uint64_t task) const { return task <= cancelled_; }
   void bucket_done(std::int64_t n) {
     bytes += n;

@@ -185,10 +185,12 @@ Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t d
 Status SourceDriver::lend_values() {
   stages_.reset();
   if (planned_->plan.transforms.empty()) return {};
-  if (values_.bytes() != planned_->plan.value_bytes || values_.data() == nullptr) {
+  // A rank without an element of those tensors lends the buffer too, so that all ranks' regions are numbered alike.
+  const std::int64_t bytes = std::max<std::int64_t>(1, planned_->plan.value_bytes);
+  if (values_.bytes() != bytes || values_.data() == nullptr) {
     values_ = {};
-    REFIT_ASSIGN(values_, memory::SharedRegion::make(*options_.runtime.env, planned_->plan.value_bytes, options_.budget,
-                                                     "transformed values"));
+    REFIT_ASSIGN(values_,
+                 memory::SharedRegion::make(*options_.runtime.env, bytes, options_.budget, "transformed values"));
   }
   lent_.push_back({values_.data(), values_.bytes(), memory::Kind::kHostShared, &values_});
   stages_ = std::make_unique<ValueStages>(planned_->plan, planned_->options);
@@ -197,6 +199,7 @@ Status SourceDriver::lend_values() {
 
 // The shard's own memory where it can be lent, else a copy of it that is refreshed at each publish.
 Status SourceDriver::lend_regions() {
+  moved_ = false;
   lent_.assign(shard_.regions().begin(), shard_.regions().end());
   REFIT_ASSIGN(const model::RankLayout mine, planned_->source->expand(shard_.rank()));
   if (lent_.size() != mine.buffers.size())
@@ -227,11 +230,20 @@ Status SourceDriver::lend_regions() {
 Status SourceDriver::follow_regions() {
   if (snapshotting_) return {};  // copied from where they lie
   const std::span<const memory::RegionRef> live = shard_.regions();
-  const auto moved = [](const memory::RegionRef& now, const memory::RegionRef& then) { return now.data != then.data; };
-  if (std::ranges::equal(live, std::span(lent_).first(live.size()), std::not_fn(moved))) return {};
+  const std::size_t own = lent_.size() - (stages_ ? 2 : 1);  // without the values and the page
+  const auto same_size = [](const memory::RegionRef& now, const memory::RegionRef& then) { return now.bytes == then.bytes; };
+  if (live.size() != own || !std::ranges::equal(live, std::span(lent_).first(own), same_size))
+    return Error(Code::kMismatch, "the trainer's regions have other sizes than those of the plan").at_stage("seal");
+  const auto same = [](const memory::RegionRef& now, const memory::RegionRef& then) {
+    return now.data == then.data && now.shared == then.shared;
+  };
+  if (!moved_ && std::ranges::equal(live, std::span(lent_).first(own), same)) return {};
+  moved_ = true;  // until all have followed
   std::ranges::copy(live, lent_.begin());
   sealer_->rebind(std::span(lent_).first(lent_.size() - 1));
-  return outlet_->rebind();
+  REFIT_TRY(outlet_->rebind());
+  moved_ = false;
+  return {};
 }
 
 void SourceDriver::perform(Prepare& a) {

@@ -71,6 +71,7 @@ class SourceDriver final : public SourceAgent, private Member {
   std::vector<memory::RegionRef> lent_;         // weights, their values where stages run, then the page
   std::unique_ptr<Baseline> baseline_;          // of the plan, where buckets go as deltas
   std::unique_ptr<Outlet> outlet_;              // of the plan
+  bool moved_ = false;                          // the outlet does not follow the regions yet
   Shipment shipment_;                           // of the round in hand
   std::uint64_t seed_ = 0;                      // of the digests in the baseline
   std::atomic<bool> withdrawn_{false};          // the round in hand: its sending stops

@@ -8,6 +8,7 @@
 namespace refit::coordinator {
 namespace {
 constexpr std::int64_t kTickNs = 20'000'000;
+constexpr int kMostMissedLooks = 6;  // half a minute
 constexpr std::int64_t kWaitNs = 2'000'000;  // longest sleep in the lane: how late a call from another thread is seen
 }  // namespace
 
@@ -118,10 +119,14 @@ void Driver::perform(ReadEpoch&) {
     return state.epoch;
   };
   const Result<Epoch> highest = read();
-  if (highest.ok())
+  if (highest.ok()) {
+    missed_looks_ = 0;
     events_.push_back(EpochRead{*highest});
-  else if (!failed_)
-    failed_ = highest.error();
+    return;
+  }
+  // A look beside running work may fail for a moment (descriptors, a file server); one that work waits for may not.
+  if (!state_.reading_epoch && ++missed_looks_ < kMostMissedLooks) return;
+  if (!failed_) failed_ = highest.error();
 }
 
 void Driver::perform(Report& a) {

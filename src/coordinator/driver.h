@@ -81,6 +81,7 @@ class Driver {
   std::vector<Verdict> verdicts_;
   std::vector<Finished> finished_;
   std::uint64_t requests_ = 0;
+  int missed_looks_ = 0;         // at the journal, one after the other
   std::optional<Error> failed_;  // the control lane or the journal: sticky
   bool stop_ = false;
   std::thread thread_;

@@ -51,7 +51,7 @@ void Strangers::accepted(int fd, std::uint16_t own_port, std::int64_t now) {
   one.address = end_of(one.hold.get(), ::getpeername).host;
   const auto same = std::count_if(strangers_.begin(), strangers_.end(),
                                   [&](const auto& entry) { return entry.second.address == one.address; });
-  if (strangers_.size() >= kMaxStrangers || static_cast<std::size_t>(same) >= kMaxStrangersPerAddress) return cut(one);
+  if (strangers_.size() >= most_ || static_cast<std::size_t>(same) >= most_per_address_) return cut(one);
   strangers_.insert_or_assign(fd, std::move(one));
 }
 

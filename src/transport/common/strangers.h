@@ -15,6 +15,8 @@ inline constexpr std::uint64_t kMaxStrangerBytes = 16 << 10;
 // *thread-compatible*.
 class Strangers {
  public:
+  explicit Strangers(std::size_t most = kMaxStrangers, std::size_t most_per_address = kMaxStrangersPerAddress)
+      : most_(most), most_per_address_(most_per_address) {}
   // Also for a connection whose peer was dropped. `own_port`: the listener's. A number that is another descriptor's by
   // now is left alone.
   void accepted(int fd, std::uint16_t own_port, std::int64_t now);
@@ -39,6 +41,7 @@ class Strangers {
   };
   void cut(const Stranger& one);
 
+  const std::size_t most_, most_per_address_;
   std::map<int, Stranger> strangers_;  // by libzmq's descriptor
   std::uint64_t cut_ = 0;
 };

@@ -98,7 +98,10 @@ void ControlLaneZmq::drain_monitor(std::int64_t now) {
       if (!rest.receive(monitor_)) break;
       more = rest.more();
     }
-    if (event == ZMQ_EVENT_ACCEPTED && door_) strangers_.accepted(value, port_, now);
+    // Its hello may have been read before this event.
+    const bool known = std::any_of(peers_.begin(), peers_.end(),
+                                   [&](const auto& entry) { return entry.second.descriptor == value; });
+    if (event == ZMQ_EVENT_ACCEPTED && door_ && !known) strangers_.accepted(value, port_, now);
     if (event == ZMQ_EVENT_DISCONNECTED && door_) closed(value);
     if (event == ZMQ_EVENT_DISCONNECTED) hung_up(now);
     if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH && !address_.listen)

@@ -17,6 +17,8 @@ namespace refit::transport::zmq_sparse {
 inline constexpr std::size_t kChunkBytes = 1 << 20;     // sent
 inline constexpr std::size_t kMaxChunkBytes = 4 << 20;  // accepted
 inline constexpr std::uint64_t kCreditBytes = 4 << 20;  // of one bucket on its way and not yet taken
+// All ranks of a host, or behind one address, connect at once.
+inline constexpr std::size_t kMostStrangers = 256;
 struct Incoming {
   std::uint64_t bytes = 0, got = 0;
   Staging::Slot slot;
@@ -128,7 +130,7 @@ class Hub {
   std::map<std::uint64_t, std::shared_ptr<LaneState>> lanes_;
   std::deque<Offer> offers_;
   Endings ended_;
-  Strangers strangers_;
+  Strangers strangers_{kMostStrangers, kMostStrangers};
   std::vector<Bytes> deaf_;                  // routing ids of callers whose replies found no room
   std::deque<std::function<void()>> calls_;  // run by the loop, under the lock
   std::uint64_t next_serial_ = 1;

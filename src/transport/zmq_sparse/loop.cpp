@@ -80,7 +80,10 @@ void Hub::poll_once() {
 
 void Hub::watch_strangers() {
   while (const auto e = doorstep_.event()) {
-    if (e->what == ZMQ_EVENT_ACCEPTED) strangers_.accepted(e->value, port_, now());
+    // Its first message may have been read before this event.
+    const bool known = std::any_of(callers_.begin(), callers_.end(),
+                                   [&](const auto& one) { return one.second.descriptor == e->value; });
+    if (e->what == ZMQ_EVENT_ACCEPTED && !known) strangers_.accepted(e->value, port_, now());
     if (e->what != ZMQ_EVENT_DISCONNECTED) continue;
     strangers_.forget(e->value);
     for (auto& [member, caller] : callers_)
@@ -450,8 +453,14 @@ void Hub::reclaim_offers(std::int64_t t, bool stood_still) {
     for (auto& [member, caller] : callers_) caller.heard_ns = t;
   counters_.frames_foreign += std::erase_if(offers_, [&](const Offer& o) {
     const auto caller = callers_.find(o.head.from);
-    return caller == callers_.end() || caller->second.process != o.head.process ||
-           t - caller->second.heard_ns > options_.net.stall_ns;
+    const bool replaced = caller == callers_.end() || caller->second.process != o.head.process;
+    const bool silent = !replaced && t - caller->second.heard_ns > options_.net.stall_ns;
+    if (silent) {  // it may only have stood still, and would wait for an answer
+      Head h = answer(Type::kRefuse, o.head);
+      h.code = static_cast<std::uint32_t>(Refusal::kEnded);
+      reply(o.routing_id, h);
+    }
+    return replaced || silent;
   });
 }
 

@@ -194,6 +194,18 @@ TEST_P(OverMovers, ValuesThroughTransformsArrive) {
   }
 }
 
+// Eight heads over nine ranks: the last one holds nothing that is transformed.
+TEST_P(OverMovers, ARankWithoutTransformedValuesPublishesToo) {
+  Job job({.config = test::kMamba, .source = "fsdp=9", .target = "vllm:tp=1"});
+  job.start();
+  for (std::int64_t step = 0; step < 2; ++step) {
+    if (step > 0) job.train(step);
+    const auto r = must(job.sync->sync_weights(step));
+    ASSERT_TRUE(r.ok()) << (r.round.error ? r.round.error->to_string() : "");
+    EXPECT_TRUE(job.all_hold(step)) << "step " << step;
+  }
+}
+
 TEST(Agents, ARestartedCoordinatorReadsItsJournalAndGoesOn) {
   Job job;
   job.start();
