@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable, Protocol, Sequence
 
 from ._errors import CancelledError, DeadlineError, InvalidError
-from ._http import EngineError
+from ._http import EngineError, HttpClient
 from .coordinator import Coordinator, SyncReport, WeightSynchronizer
 
 __all__ = ["Engine", "EngineError", "EngineWeightSynchronizer"]
@@ -17,6 +17,14 @@ __all__ = ["Engine", "EngineError", "EngineWeightSynchronizer"]
 log = logging.getLogger("refit")
 
 _IN_ROUND = ("Receiving", "Voted", "Applying")
+
+# Gates that a synchronizer of this process was to shut and has not opened since: see _gate().
+_shut_gates: dict[Any, Any] = {}
+
+
+def _gate(engine: Any) -> Any:
+    """What is one gate, whoever steers it: a server has one name however many clients it has."""
+    return engine.name if isinstance(engine, HttpClient) else id(engine)
 
 
 class Engine(Protocol):
@@ -58,7 +66,8 @@ class EngineWeightSynchronizer(WeightSynchronizer):
     coordinator's gate_timeout_s (the default).
 
     compare_only: nothing is installed. Each engine compares the version with the weights that it has, under a pause in
-    which its caches stay; a difference fails the sync and names tensors.
+    which its caches stay; a difference fails the sync and names tensors. An engine that another synchronizer of this process
+    holds paused stays so.
     """
 
     IN_FLIGHT: Sequence[str] = ("wait", "abort", "keep")
@@ -79,7 +88,9 @@ class EngineWeightSynchronizer(WeightSynchronizer):
         self._init_info = dict(init_info or {}) | ({"compare_only": True} if compare_only else {})
         self.compare_only = compare_only
         self.pause_seconds: dict[str, float] = {}  # of the last round, by engine: generation stood still
-        self._paused: set[int] = set()
+        self._paused: set[int] = set()  # the engine said so, and was not told to resume since
+        self._asked: set[int] = set()  # to pause, and no resume was acknowledged since: the gate may be shut or open
+        self._installed: set[int] = set()  # in the last round
 
     def init_communicator(self) -> None:
         """Every engine joins, then the job plans. Also after an engine was restarted."""
@@ -89,16 +100,41 @@ class EngineWeightSynchronizer(WeightSynchronizer):
             concurrent.futures.wait(joins)
         for join in joins:
             join.result()
-        self._paused.clear()  # a server that was restarted is not paused: the next installation pauses it again
+        # A server that was restarted is not paused: the next installation pauses it again.
+        for i in list(self._asked):
+            self._opened(i)
         super().init_communicator()
 
     def is_stale(self) -> bool:
-        """As the coordinator says, and also while an engine stands paused."""
-        return super().is_stale() or bool(self._paused)
+        """As the coordinator says, and also while an engine stands paused, or may."""
+        return super().is_stale() or bool(self._asked)
+
+    def hold(self, i: int) -> None:
+        """Pauses engine i, unless it is known to be paused. It stays so until it has the newest version. Raises when it did
+        not say that it is paused; it is asked again then by whoever next needs it paused."""
+        self._pause(i, self.timeout_s)
+
+    def _pause(self, i: int, timeout_s: float) -> None:
+        if i in self._paused:
+            return
+        self._asked.add(i)
+        _shut_gates[_gate(self.engines[i])] = self.engines[i]  # held, so that its id is its own
+        self.engines[i].pause(self.in_flight, timeout_s)
+        self._paused.add(i)
+
+    def _opened(self, i: int) -> None:
+        self._paused.discard(i)
+        self._asked.discard(i)
+        _shut_gates.pop(_gate(self.engines[i]), None)
+
+    def installed(self, i: int) -> bool:
+        """Whether the last round gave engine i its version and opened its gate."""
+        return i in self._installed
 
     def sync_weights(self, step: int | None = None) -> SyncReport:
         """One round. Raises the first error, as Coordinator.sync_weights does, or the engine's own."""
         self.pause_seconds = {}
+        self._installed.clear()
         outcome: concurrent.futures.Future[SyncReport] = concurrent.futures.Future()
 
         def run() -> None:
@@ -159,10 +195,9 @@ class EngineWeightSynchronizer(WeightSynchronizer):
         for i in sorted(behind - self._paused):
             engine = self.engines[i]
             try:
-                engine.pause(self.in_flight, self.timeout_s)
+                self._pause(i, self.timeout_s)
             except Exception as e:  # noqa: BLE001 - the engine may be gone; what is told is that it could not be paused
                 log.error("engine %s does not serve the newest version and could not be paused: %s", engine.name, e)
-            self._paused.add(i)
         return behind
 
     def _install(self, i: int) -> None:
@@ -177,9 +212,7 @@ class EngineWeightSynchronizer(WeightSynchronizer):
 
         if self.compare_only:
             return self._compare(engine, left)
-        if i not in self._paused:
-            self._paused.add(i)  # also when the answer is lost
-            engine.pause(self.in_flight, left())
+        self._pause(i, left())
         engine.reset_caches(left())
         engine.start(left())
         # The workers give up before the call does, so that none is left in a session that the driver believes closed.
@@ -189,13 +222,17 @@ class EngineWeightSynchronizer(WeightSynchronizer):
             left()
             time.sleep(self.POLL_S)
         engine.label(str(self._status()["version"]["number"]), left())
-        engine.resume(left())
-        self._paused.discard(i)
+        remaining = left()
+        self._paused.discard(i)  # also when the answer is lost: the next installation must not rely on it
+        engine.resume(remaining)
+        self._opened(i)
+        self._installed.add(i)
         self.pause_seconds[engine.name] = time.monotonic() - began
 
     def _compare(self, engine: Engine, left: Callable[[], float]) -> None:
-        """Another synchronizer owns this engine: whatever comes of it, it generates on."""
-        engine.pause(self.IN_FLIGHT[-1], left())
+        """Another synchronizer owns this engine: whatever comes of it, it generates on, unless that one shut its gate."""
+        if _gate(engine) not in _shut_gates:
+            engine.pause(self.IN_FLIGHT[-1], left())
         try:
             engine.start(left())
             failed: Exception | None = None
@@ -207,4 +244,5 @@ class EngineWeightSynchronizer(WeightSynchronizer):
             if failed is not None:
                 raise failed
         finally:
-            engine.resume(self.timeout_s)
+            if _gate(engine) not in _shut_gates:
+                engine.resume(self.timeout_s)

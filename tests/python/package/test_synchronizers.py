@@ -13,6 +13,7 @@ import numpy as np
 import refit
 from refit import synchronizers
 from refit.checkpoint_engine import RefitCheckpointEngine
+from refit.driver import EngineWeightSynchronizer
 from test_vllm_server import Steered
 
 CASES = pathlib.Path(__file__).parents[2] / "cases/config"
@@ -214,6 +215,22 @@ class Lifecycle(unittest.TestCase):
         with self.assertRaises(refit.Error):
             sync.sync_weights()
         self.assertEqual(self.calls()[-1], "resume", "another synchronizer's engine must generate on")
+
+    def test_comparing_opens_no_gate_that_another_synchronizer_shut(self):
+        sync = self.job(yaml(True, backend="sglang", refit_keys={"compare_only": True}))
+        with refit.Coordinator(1, **OPTIONS) as other:
+            owner = EngineWeightSynchronizer(other, [self.engine])
+            self.engine.fail = "pause wait"
+            with self.assertRaises(refit.Error):
+                owner.hold(0)
+            self.engine.fail = None
+            self.log.clear()
+            sync.sync_weights()
+            self.assertEqual(self.calls(), ["start", "update", "finish", "installed"])
+            self.assertTrue(owner.is_stale())
+            owner._opened(0)
+            sync.sync_weights()
+            self.assertEqual(self.calls()[-1], "resume")
 
     def test_own_devices_no_phase_of_anybody_changes(self):
         sync = self.job(yaml(False), train_cluster=1, inference_world_size=1)

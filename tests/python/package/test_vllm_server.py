@@ -122,11 +122,14 @@ class Steered:
     name = "stand-in"
 
     def __init__(self):
-        self.log, self.fail, self.swallow = [], None, False
+        self.log, self.fail, self.fail_once, self.swallow = [], None, [], False
         self.hooks = Hooks(self.log)
 
     def phase(self, name):
         self.log.append(name)
+        if name in self.fail_once:
+            self.fail_once.remove(name)
+            raise refit.vllm.EngineError(f"{name} broke once", peer=self.name, stage=name)
         if self.fail == name:
             raise refit.vllm.EngineError(f"{name} broke", peer=self.name, stage=name)
 
@@ -230,6 +233,49 @@ class Synchronizer(unittest.TestCase):
             sync.sync_weights()
         self.assertEqual(engine.log, ["pause wait"])
         self.assertTrue(sync.is_stale())
+
+    def test_a_pause_that_failed_is_asked_again(self):
+        engine, publisher, sync = self.job()
+        sync.sync_weights()
+        engine.log.clear()
+        publisher.publish(2)
+        engine.fail_once = ["pause wait"]
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertEqual(engine.log, ["pause wait", "pause wait"], "it would go on generating with the former version")
+        self.assertTrue(sync.is_stale())
+
+        engine.log.clear()
+        publisher.publish(3)
+        sync.sync_weights()
+        self.assertEqual(engine.log[0], "reset", "the second one was acknowledged")
+
+        # Neither was acknowledged: nothing may be loaded before one is.
+        engine.log.clear()
+        engine.fail = "pause wait"
+        publisher.publish(4)
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertEqual(engine.log, ["pause wait", "pause wait"])
+        self.assertTrue(sync.is_stale())
+        engine.log.clear()
+        engine.fail = None
+        publisher.publish(5)
+        sync.sync_weights()
+        self.assertEqual(engine.log[:2], ["pause wait", "reset"])
+        self.assertFalse(sync.is_stale())
+
+    def test_after_a_resume_whose_answer_was_lost_the_engine_is_paused_again(self):
+        engine, publisher, sync = self.job()
+        engine.fail_once = ["resume"]
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertTrue(sync.is_stale())
+        engine.log.clear()
+        publisher.publish(2)
+        sync.sync_weights()
+        self.assertEqual(engine.log[:2], ["pause wait", "reset"])
+        self.assertFalse(sync.is_stale())
 
     def test_options(self):
         with refit.Coordinator(1) as coordinator:
