@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import logging
@@ -240,7 +241,7 @@ class PresetWeightSynchronizer(WeightSynchronizer):
             try:
                 if _settle(result, max(0.0, deadline - time.monotonic())) is False:
                     raise PeerLostError(f"{what}() says False", peer=f"worker {worker}", stage=what)
-            except TimeoutError as e:
+            except (TimeoutError, concurrent.futures.TimeoutError) as e:  # two classes in Python 3.10
                 failures.append(e if isinstance(e, Error) else DeadlineError(f"{what}() did not end within {self.phase_timeout_s} s", peer=f"worker {worker}", stage=what))
             except Exception as e:  # noqa: BLE001 - raised below
                 failures.append(e)
