@@ -102,8 +102,9 @@ class PresetWeightSynchronizer(WeightSynchronizer):
         self.decision, self.engines, self.policy, self.generation = decision, engines, policy, generation
         self.phase_timeout_s = phase_timeout_s
         self._unfinished = False
+        self._unproven: set[int] = set()  # engines whose weights are asleep or empty until this sync installs
         self._one = threading.Lock()
-        names = [] if engines.compare_only else [p.removeprefix("always: ") for p in decision.facts["phases"]]
+        self._phases = names = [] if engines.compare_only else [p.removeprefix("always: ") for p in decision.facts["phases"]]
         missing = [f"{who}.{method}() for {name}" for name in names if name in _PHASES for who, method, _ in [_PHASES[name]] if not callable(getattr(getattr(self, who), method, None)) and not self._by_engines(name)]
         if missing:
             raise InvalidError(f"{decision.facts['synchronizer']} drives phases that nobody offers: {', '.join(missing)}")
@@ -149,6 +150,7 @@ class PresetWeightSynchronizer(WeightSynchronizer):
         """One sync. kv_scales: judged before anything changes; timer: its ``time(name)`` is entered for each phase."""
         with self._one:
             walk = _native.Phases(self.decision._native)
+            self._unproven.clear()
             metrics = SyncMetrics(phases={}, kv_scales_ignored=0)
             first: BaseException | None = None
             while (phase := walk.running()) is not None:
@@ -178,8 +180,13 @@ class PresetWeightSynchronizer(WeightSynchronizer):
     def _run(self, phase: str, metrics: SyncMetrics, kv_scales: Mapping[str, Any] | None, step: int | None) -> None:
         if phase == "judge_kv_scales":
             self._judge(metrics, kv_scales)
+            if "resume_weights" in self._phases:
+                self._unproven = set(range(len(self.engines.engines)))
         elif phase == "transfer":
-            metrics.report = report = self.engines.sync_weights(step)
+            try:
+                metrics.report = report = self.engines.sync_weights(step)
+            finally:
+                self._unproven = {i for i in self._unproven if not self.engines.installed(i)}
             metrics |= {"outcome": report.outcome, "version": report.version.number, "seconds": report.seconds, "pause_seconds": max(self.engines.pause_seconds.values(), default=0.0)}
         elif phase == "check_workers":
             report = metrics.report
@@ -193,12 +200,36 @@ class PresetWeightSynchronizer(WeightSynchronizer):
                 self._settled("generation.invalidate_kv_cache", self._bounded("generation.invalidate_kv_cache", invalidate))
         else:
             who, method, arguments = _PHASES[phase]
+            if phase in ("resume_weights", "resume_kv_cache"):
+                self._wake(phase, arguments["tags"])
+                return
             call = getattr(getattr(self, who), method, None)
             if call is not None:
                 self._settled(f"{who}.{method}", self._bounded(f"{who}.{method}", lambda: call(**arguments)))
-            else:
-                for engine in self.engines.engines:
-                    engine.resume_memory(arguments["tags"], self.phase_timeout_s)  # type: ignore[attr-defined]
+
+    def _wake(self, phase: str, tags: list[str]) -> None:
+        """Memory that a memory saver took comes back, and weights come back empty: an engine that has not this sync's version
+        is paused first, and stays so until a commit. One that cannot be paused stays asleep."""
+        failures: dict[int, Exception] = {}
+        for i in sorted(self._unproven):
+            try:
+                self.engines.hold(i)
+            except Exception as e:  # noqa: BLE001 - the first one is raised below
+                failures[i] = e
+        call = getattr(self.generation, "prepare_for_generation", None)
+        if call is None:
+            for i, engine in enumerate(self.engines.engines):
+                try:
+                    if i not in failures:
+                        engine.resume_memory(tags, self.phase_timeout_s)  # type: ignore[attr-defined]
+                except Exception as e:  # noqa: BLE001 - the first one is raised below
+                    failures[i] = e
+        elif not failures:  # it wakes all of them or none
+            self._settled("generation.prepare_for_generation", self._bounded("generation.prepare_for_generation", lambda: call(tags=tags)))
+        if failures:
+            for i, other in list(failures.items())[1:]:
+                log.error("%s: engine %s: %s", phase, self.engines.engines[i].name, other)
+            raise next(iter(failures.values()))
 
     def _judge(self, metrics: SyncMetrics, kv_scales: Mapping[str, Any] | None) -> None:
         verdict = self.decision.judge_kv_scales(bool(kv_scales))

@@ -271,24 +271,29 @@ class Lifecycle(unittest.TestCase):
         asyncio.run(sync.sync_weights_async(timer=Timer(), step=1))
         self.assertIn("refit/transfer", Timer.names)
 
-    def sglang(self, saver):
+    def sglang(self, saver, fail=None, **answers):
         """Colocated SGLang with engines that take memory back, and a generation object without phases of its own."""
         log = []
         server = Steered()
         server.log = server.hooks.log = log
-        server.pause = lambda in_flight, timeout_s: server.phase(f"pause {in_flight}")
+        server.fail = fail
         server.resume_memory = lambda tags, timeout_s: log.append(f"resume {tags}")
         config = yaml(True, backend="sglang", generation={"sglang_cfg": {"enable_memory_saver": saver}})
-        made = refit.create_weight_synchronizer(config, Sides(log), [server], coordinator_options=OPTIONS | {"join_timeout_s": 0.3, "total_timeout_s": 1})
+        policy = Sides(log)
+        policy.answers = answers
+        made = refit.create_weight_synchronizer(config, policy, [server], coordinator_options=OPTIONS | {"join_timeout_s": 0.3, "total_timeout_s": 1})
         self.addCleanup(made.shutdown)
         self.assertIsInstance(made, synchronizers.HTTPWeightSynchronizer)
-        with self.assertRaises(refit.Error):
+        with self.assertRaises((refit.Error, RuntimeError)):
             made.sync_weights()  # nobody joined: the transfer fails, what stands round it is the same
         return log
 
     def test_the_memory_saver_wakes_in_two_phases(self):
-        self.assertEqual(self.sglang(True), ["offload_before", "resume ['weights']", "offload_after", "resume ['kv_cache']"])
         self.assertEqual(self.sglang(False), ["offload_before", "offload_after"])
+        # Paused before its weights come back, which are empty: the cache, which comes back whatever happens, opens no gate.
+        self.assertEqual(self.sglang(True), ["offload_before", "pause abort", "resume ['weights']", "offload_after", "resume ['kv_cache']"])
+        self.assertEqual(self.sglang(True, offload_before=RuntimeError("no room")), ["offload_before", "offload_after", "pause abort", "resume ['kv_cache']"])
+        self.assertEqual(self.sglang(True, fail="pause abort"), ["offload_before", "pause abort", "offload_after", "pause abort"], "it stays asleep")
 
     def test_a_policy_that_joins_is_told_where(self):
         engine = Steered()
