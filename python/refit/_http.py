@@ -27,9 +27,20 @@ class HttpClient:
     """One origin. `headers` are sent with every call, to this origin alone; redirects are errors."""
 
     def __init__(self, url: str, *, headers: dict[str, str] | None = None, context: ssl.SSLContext | None = None) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
-            raise InvalidError(f"an engine's URL is http(s)://HOST:PORT, not '{url}'")
+        try:
+            parts = urllib.parse.urlsplit(url)
+        except ValueError:
+            raise InvalidError("an engine's URL is http(s)://HOST:PORT, and this is none") from None
+        # What is printed leaves out where secrets are put: user and password, path, query.
+        shown = f"{parts.scheme}://{parts.hostname}" if parts.hostname else "one without a host"
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+            raise InvalidError(f"an engine's URL is http(s)://HOST:PORT and nothing else, not {shown}…")
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if port == 0:
+            raise InvalidError(f"the port of an engine's URL is a number from 1 to 65535; that of {shown} is none")
         self.name = f"{parts.scheme}://{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
         for key, value in (headers or {}).items():
             if not value.isprintable():  # http.client would print it in its own complaint
@@ -62,8 +73,12 @@ class HttpClient:
 
     def _exchange(self, method: str, path: str, body: Any, timeout_s: float, query: dict[str, str] | None) -> tuple[int, str]:
         deadline = time.monotonic() + timeout_s
+        if timeout_s <= 0:
+            raise DeadlineError("no time was left for the call", peer=self.name, stage=path)
+        context: ssl.SSLContext | None = None
         if self._parts.scheme == "https":
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(self._parts.hostname, self._parts.port, timeout=timeout_s, context=self._context)
+            context = self._context or ssl.create_default_context()
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(self._parts.hostname, self._parts.port, timeout=timeout_s, context=context)
         else:
             connection = http.client.HTTPConnection(self._parts.hostname, self._parts.port, timeout=timeout_s)
         target = path + ("?" + urllib.parse.urlencode(query) if query else "")
@@ -71,8 +86,10 @@ class HttpClient:
         watch: threading.Timer | None = None
         over = threading.Event()
         try:
-            connection.connect()
-            line = connection.sock
+            line = _dial(self._parts.hostname or "", connection.port, deadline)
+            if context is not None:
+                line = context.wrap_socket(line, server_hostname=self._parts.hostname, do_handshake_on_connect=False)
+            connection.sock = line
 
             def cut() -> None:
                 over.set()
@@ -83,6 +100,8 @@ class HttpClient:
             watch = threading.Timer(max(0.0, deadline - time.monotonic()), cut)
             watch.daemon = True
             watch.start()
+            if isinstance(line, ssl.SSLSocket):
+                line.do_handshake()
             connection.request(method, target, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             data = answer.read(MAX_ANSWER + 1)
@@ -103,6 +122,25 @@ class HttpClient:
             if watch is not None:
                 watch.cancel()
             connection.close()
+
+
+def _dial(host: str, port: int, deadline: float) -> socket.socket:
+    """The first of the host's addresses that takes a connection by the deadline."""
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        line = socket.socket(family, kind, protocol)
+        try:
+            line.settimeout(left)
+            line.connect(address)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return line
+        except OSError as e:
+            line.close()
+            failed = e
+    raise failed or OSError("the host has no address")
 
 
 def _reason(text: str) -> str:

@@ -1,6 +1,8 @@
 """The driver's side of vLLM without vLLM: a stand-in for its HTTP endpoints that answers in every wrong way, and a stand-in
 engine under the synchronizer. The real engine: `make test-vllm`."""
 
+import contextlib
+import socket
 import threading
 import time
 import unittest
@@ -92,6 +94,33 @@ class Http(unittest.TestCase):
         for url in ("ftp://a", "127.0.0.1:8000", "http://", "http://user@host", "http://host/path", "http://host?x=1"):
             with self.assertRaises(refit.InvalidError):
                 refit.vllm.HttpEngine(url)
+
+    def test_a_wrong_url_is_not_printed_with_its_secrets(self):
+        for url in ("http://user:secret@host", "http://:secret@host", "http://host?token=secret", "http://host/secret", "user:secret@host", "http://host#secret", "http://[secret", "http://host:secret", "http://host:0", "http://host:99999"):
+            with self.assertRaises(refit.InvalidError) as caught:
+                refit.vllm.HttpEngine(url)
+            self.assertNotIn("secret", str(caught.exception) + str(caught.exception.__cause__))
+
+    def test_a_handshake_that_drips_ends_at_the_deadline(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            def greet():
+                line, _ = server.accept()
+                with line, contextlib.suppress(OSError):
+                    line.sendall(b"\x16\x03\x03\x20\x00")  # a long record, a byte now and then
+                    for _ in range(60):
+                        time.sleep(0.05)
+                        line.sendall(b"\x02")
+
+            threading.Thread(target=greet, daemon=True).start()
+            began = time.monotonic()
+            with self.assertRaises(refit.DeadlineError):
+                refit.vllm.HttpEngine(f"https://127.0.0.1:{server.getsockname()[1]}").start(0.3)
+            self.assertLess(time.monotonic() - began, 2)
+
+    def test_no_time_left(self):
+        with self.assertRaises(refit.DeadlineError):
+            self.engine.start(0)
+        self.assertEqual(self.stand_in.calls, [])
 
     def test_a_header_that_would_be_printed(self):
         with self.assertRaises(refit.InvalidError) as caught:
