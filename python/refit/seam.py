@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Mapping, Sequence
+import weakref
+from typing import Any, Callable, Mapping, Sequence
 
 from ._arrays import Tensor
+from ._errors import CancelledError
 from .layout import Layout
 from .members import Receiver, VersionInfo
 
@@ -13,9 +15,6 @@ from .members import Receiver, VersionInfo
 class Instance(abc.ABC):
     """One engine instance, as far as a refit touches it. Its methods run on the thread that serves the receiver; what raises
     fails the rank, and the error of the round tells why."""
-
-    def prepare(self, tags: Sequence[str]) -> None:
-        """Wakes memory up: ``weights``, ``kv_cache``. Engines that do not sleep leave it."""
 
     @abc.abstractmethod
     def pause(self, timeout_s: float) -> None:
@@ -56,7 +55,8 @@ class _Hooks:
 
     def __init__(self, instance: Instance, shard: Shard, loads: bool) -> None:
         self._instance, self._shard, self._loads = instance, shard, loads
-        self.receiver: Receiver | None = None
+        # Weak: the receiver's native part holds these hooks, and a cycle through it no collector would see.
+        self.receiver: Callable[[], Receiver | None] = lambda: None
 
     def pause(self, timeout_s: float) -> None:
         self._instance.pause(timeout_s)
@@ -68,8 +68,11 @@ class _Hooks:
         self._instance.invalidate("reset")
 
     def installed(self, version: VersionInfo) -> None:
-        if self._loads and self.receiver is not None:
-            self._shard.load(self.receiver.tensors, version)
+        if self._loads:
+            receiver = self.receiver()
+            if receiver is None:
+                raise CancelledError("the receiver was let go while it served")
+            self._shard.load(receiver.tensors, version)
         self._instance.version = version
 
 
@@ -77,5 +80,6 @@ def serve(address: str, instance: Instance, shard: Shard, **options: Any) -> Rec
     """Joins the job as the rank that `shard` is, and returns its receiver: start() or run() it. options: of Receiver."""
     memory = shard.regions()
     hooks = _Hooks(instance, shard, memory is None)
-    hooks.receiver = Receiver(address, shard.layout, shard.rank, memory=memory, engine=hooks, **options)
-    return hooks.receiver
+    receiver = Receiver(address, shard.layout, shard.rank, memory=memory, engine=hooks, **options)
+    hooks.receiver = weakref.ref(receiver)
+    return receiver

@@ -4,10 +4,14 @@ generations are stand-ins with the methods that NeMo-RL publishes (docs/choose-a
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
+import os
 import pathlib
 import threading
 import time
 import unittest
+import weakref
+from unittest import mock
 
 import numpy as np
 import refit
@@ -346,6 +350,10 @@ class Seam(unittest.TestCase):
                 publisher.publish(1)
                 coordinator.init_communicator()
                 report = coordinator.sync_weights()
+        gone = weakref.ref(receiver)
+        del receiver, joined
+        gc.collect()
+        self.assertIsNone(gone(), "its hooks hold it")
         self.assertEqual(mine.version.number, report.version.number)
         self.assertEqual([c for c in calls if c != "reset"], ["pause", "resume"])
         self.assertIn("reset", calls)
