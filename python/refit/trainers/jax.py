@@ -116,6 +116,8 @@ class Described:
 
     def memory(self, model: Any) -> dict[str, Any]:
         """buffer -> Lent of the arrays as they are now. InvalidError naming one that the layout no longer describes."""
+        import jax
+
         arrays = self.arrays(model)
         odd = arrays.keys() ^ {e.name for e in self.entries}
         if odd:
@@ -132,6 +134,7 @@ class Described:
             for buffer, data in zip(e.buffers(), now.values(), strict=True):
                 if e.dtype != _arrays.layout_dtype(a.dtype):
                     data = data.astype(_NAMED[e.dtype])
+                jax.block_until_ready(data)  # it may still be computed: what is lent is read by others than JAX
                 try:
                     out[buffer] = _arrays.lend(data, writable=False)
                 except (InvalidError, UnsupportedError) as error:
@@ -170,13 +173,15 @@ def agree(model: Any, *, config: Any = None, ignore: Iterable[str] = (), dtypes:
     """What this process holds, the layout of all processes, and this process' rank in it. Collective over them."""
     import jax
 
-    rank, failed = jax.process_index(), None
+    rank = jax.process_index()
+    failed: Error | None = None
     mine: list[Any] = ["", {}, []]
     try:
         described = Described(model, config=config, ignore=ignore, dtypes=dtypes)
         mine = ["", described.part(rank), [e.name for e in described.entries]]
-    except Error as e:
-        failed, mine = e, [str(e), {}, []]
+    except Exception as e:  # noqa: BLE001 - raised by together(), once the others know of it
+        failed = _rules.telling(e, f"source rank {rank}")
+        mine = [str(failed), {}, []]
     parts = _gathered(mine)
     _rules.together(parts, failed)
     if described.rules:

@@ -185,27 +185,36 @@ def agree(
 
     Every rank compares the same SPECs; the one that fits all of them is taken. A rank that cannot tells the others.
     """
-    text, ignore = _rules.config_text(config), list(ignore)
+    own = f"trainer rank {_torch.own_rank(group)}"
     failed: Error | None = None
+    text = ""
     mine: tuple[str, Any] = ("", None)
     live: dict[str, Any] = {}
     try:
+        text, ignore = _rules.config_text(config), list(ignore)
         live = {n: t for n, t in named(model).items() if not _rules.ignored(n, ignore)}
         mine = ("", place(model))
-    except Error as e:
-        failed, mine = e, (str(e), None)
+    except Exception as e:  # noqa: BLE001 - raised by together(), once the others know of it
+        failed = _rules.telling(e, own)
+        mine = (str(failed), None)
     places = _torch.gathered(mine, group)
     _rules.together(places, failed, "trainer rank")
     here = mine[1]
-    found = [compare(text, s, live, here.rank) for s in dict.fromkeys(specs(here, [p for _, p in places], dict(spec or {})))]
-    for one in found:
-        try:
-            if one.layout is not None and one.differences() == 0:
-                check_layers(model, one.layout, here.rank)
-                check(live, one.layout._native.rank(here.rank).parameters)
-        except Error as e:
-            one.refused = str(e)
-    told = _torch.gathered([(one.refused, one.differences(), str(one)) for one in found], group)
+    found: list[Found] = []
+    try:
+        found = [compare(text, s, live, here.rank) for s in dict.fromkeys(specs(here, [p for _, p in places], dict(spec or {})))]
+        for one in found:
+            try:
+                if one.layout is not None and one.differences() == 0:
+                    check_layers(model, one.layout, here.rank)
+                    check(live, one.layout._native.rank(here.rank).parameters)
+            except Error as e:
+                one.refused = str(e)
+    except Exception as e:  # noqa: BLE001 - raised by together(), once the others know of it
+        failed = _rules.telling(e, own)
+    answers = _torch.gathered((str(failed or ""), [(one.refused, one.differences(), str(one)) for one in found]), group)
+    _rules.together(answers, failed, "trainer rank")
+    told = [fits for _, fits in answers]
     for k, one in enumerate(found):
         if all(not rank[k][0] and rank[k][1] == 0 for rank in told) and one.layout is not None:
             log.info("the modules are '%s'", one.spec)

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from .. import _arrays
-from .._errors import Error, InvalidError, MismatchError, UnsupportedError
+from .._errors import Error, InternalError, InvalidError, MismatchError, UnsupportedError
 from ..layout import Layout
 
 Interval = tuple[int, int]  # half open
@@ -228,6 +228,15 @@ def refuse_unknown(rules: Rules, names: Iterable[str]) -> None:
             f"{len(unknown)} names are no parameters of this configuration by the rules of '{rules.spec}' "
             f"(leave them out with `ignore`, or say config=False to go by the module's own names): {listed(unknown)}"
         )
+
+
+def telling(e: Exception, rank: str) -> Error:
+    """An exception as one that a rank can tell the others, before the collective call in which they wait for it."""
+    if isinstance(e, Error):
+        return e
+    error = InternalError(f"{type(e).__name__}: {e}", peer=rank)
+    error.__cause__ = e
+    return error
 
 
 def together(parts: Sequence[tuple[str, Any]], mine: Error | None, role: str = "source rank") -> None:

@@ -350,8 +350,9 @@ def agree(
     try:
         described = describe(model, ignore=ignore, dtypes=dtypes, config=config)
         mine = ("", described.part(rank), [e.name for e in described.entries])
-    except Error as e:
-        failed, mine = e, (str(e), {}, [])
+    except Exception as e:  # noqa: BLE001 - raised by together(), once the others know of it
+        failed = _rules.telling(e, f"source rank {rank}")
+        mine = (str(failed), {}, [])
     parts = gathered(mine, group)
     _rules.together(parts, failed)
     layout = Layout.merge(part for _, part, _ in parts)

@@ -15,7 +15,9 @@ from unittest import mock
 
 import numpy as np
 import refit
-from refit import synchronizers
+import refit.trainers.megatron
+import refit.trainers.torch
+from refit import synchronizers, trainers
 from refit.checkpoint_engine import RefitCheckpointEngine
 from refit.driver import EngineWeightSynchronizer
 from test_vllm_server import Steered
@@ -383,6 +385,42 @@ class Seam(unittest.TestCase):
             refit.Instance()
         with self.assertRaises(TypeError):
             refit.Shard()
+
+
+class Ranks(unittest.TestCase):
+    """Trainer ranks agree collectively: one that breaks, however it does, says so where the others wait for it."""
+
+    def told(self, module, agree, *broken):
+        """What the ranks were told, call by call, until a function broke on this one."""
+        said = []
+
+        def gathered(mine, group):
+            said.append(mine[0])
+            return [mine]
+
+        with contextlib.ExitStack() as stack:
+            for where, name, value in [(trainers.torch, "gathered", gathered), (trainers.torch, "own_rank", lambda group: 3), *((module, *b) for b in broken)]:
+                stack.enter_context(mock.patch.object(where, name, value))
+            with self.assertRaises(refit.Error) as caught:
+                agree()
+        self.assertIn("rank 3", caught.exception.peer)
+        self.assertIsInstance(caught.exception.__cause__, AttributeError)
+        self.assertIn("AttributeError: no such field", said[-1])
+        return said
+
+    def test_any_exception_is_told(self):
+        broken = mock.Mock(side_effect=AttributeError("no such field"))
+        torch, megatron = trainers.torch, trainers.megatron
+        self.assertEqual(len(self.told(torch, lambda: torch.agree({}, None), ("describe", broken))), 1)
+        agree = lambda: megatron.agree([], "{}", None)  # noqa: E731
+        self.assertEqual(len(self.told(megatron, agree, ("place", broken))), 1)
+        here = megatron.Place(1, 1, 1, 1, 1, 1, 1, 0, 8, 1, False)
+        self.assertEqual(len(self.told(megatron, agree, ("place", lambda model: here), ("compare", broken))), 2)
+
+    def test_another_rank_that_broke(self):
+        with self.assertRaises(refit.MismatchError) as caught:
+            trainers.rules.together([("", None), ("internal: AttributeError", None)], None)
+        self.assertEqual(caught.exception.peer, "source rank 1")
 
 
 class CheckpointEngines(unittest.TestCase):
