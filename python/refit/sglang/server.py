@@ -189,9 +189,14 @@ class _Steps:
             return
         self._gate = Gate(self._send)
         receiver = Receiver(info["address"], whole_layout(model, 1, info["replicas"]), info["replica"], engine=self._gate, threads=int(info.get("threads", 1)), join_timeout_s=left)
-        self._weights = [(t.name, t.torch()) for t in receiver.tensors]
-        self._model = model
-        receiver.start()
+        try:
+            self._weights = [(t.name, t.torch()) for t in receiver.tensors]
+            self._model = model
+            receiver.start()
+        except BaseException:
+            self._gate = None
+            receiver.close()
+            raise
         self._receiver = receiver
 
     def start(self, timeout_s: float) -> None:
