@@ -9,22 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import pathlib
 import shutil
+import stat
 import tempfile
 import threading
 import time
 import uuid
 from typing import Any, AsyncIterator, Iterable, Mapping, Sequence
 
-from ._errors import DeadlineError, InvalidError
+from ._errors import DeadlineError, Error, InvalidError
 from ._whole import repeated
 from .coordinator import Coordinator
 from .layout import Layout
 from .members import Publisher, Receiver
 
+log = logging.getLogger("refit")
+
 _CARD = "card.json"
+
+
+def _check_private(folder: pathlib.Path) -> None:
+    """InvalidError where another user could have put something there, or can."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise InvalidError(f"must be a directory of user {os.geteuid()} with mode 0700; it has owner {found.st_uid} and mode {stat.filemode(found.st_mode)}", peer=str(folder))
+
+
+def _make_private(folder: pathlib.Path) -> None:
+    """One level: the mode of mkdir() is not that of the parents it makes."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _check_private(folder)
 
 
 class _Reading:
@@ -93,8 +110,8 @@ class RefitCheckpointEngine:
             names.append(name)
             if self._publisher is None:
                 self._sent[name] = _copied(tensor)
-            elif name not in self._sent or tuple(self._sent[name].shape) != tuple(tensor.shape):
-                raise InvalidError("is new or has another shape than in the first refit: make new engines", tensor=name)
+            elif name not in self._sent or (tuple(self._sent[name].shape), self._sent[name].dtype) != (tuple(tensor.shape), tensor.dtype):
+                raise InvalidError("is new or has another shape or dtype than in the first refit: make new engines", tensor=name)
             else:
                 _copy_into(self._sent[name], tensor)
         if missing := sorted(set(self._sent) - set(names)):
@@ -112,24 +129,45 @@ class RefitCheckpointEngine:
 
     def _open(self) -> None:
         assert self._folder is not None
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(self._folder.parent)
+        _make_private(self._folder)
         layout = Layout.from_arrays(self._sent)
-        self._coordinator = Coordinator(1, 1, self._rollouts, **{"runtime_dir": str(self._folder), "join_timeout_s": self._timeout_s, **self._options})
-        card = {"address": self._coordinator.address, "layout": repeated(layout, self._rollouts).to_json()}
-        part = self._folder / (_CARD + ".part")
-        part.write_text(json.dumps(card))
-        os.replace(part, self._folder / _CARD)
-        self._publisher = Publisher(self._coordinator.address, layout, 0, memory=self._sent, join_timeout_s=self._timeout_s)
-        self._coordinator.init_communicator()
+        try:
+            self._coordinator = Coordinator(1, 1, self._rollouts, **{"runtime_dir": str(self._folder), "join_timeout_s": self._timeout_s, **self._options})
+            card = {"address": self._coordinator.address, "layout": repeated(layout, self._rollouts).to_json()}
+            part = self._folder / (_CARD + ".part")
+            part.write_text(json.dumps(card))
+            os.replace(part, self._folder / _CARD)
+            self._publisher = Publisher(self._coordinator.address, layout, 0, memory=self._sent, join_timeout_s=self._timeout_s)
+            self._coordinator.init_communicator()
+        except BaseException:  # the next send begins anew, and nobody is to join what has ended
+            (self._folder / _CARD).unlink(missing_ok=True)
+            publisher, coordinator, self._publisher, self._coordinator, self._sent = self._publisher, self._coordinator, None, None, {}
+            for end in (publisher and publisher.close, coordinator and coordinator.shutdown):
+                try:
+                    if end is not None:
+                        end()
+                except Error as e:
+                    log.warning("after a refit that did not begin: %s", e)
+            raise
 
     async def _received(self) -> AsyncIterator[list[tuple[str, Any]]]:
         if self._folder is None or self._sends:
             raise InvalidError("receive_weights on a worker that is no rollout worker of a process group")
         receiver = await asyncio.to_thread(self._joined)
-        version = await asyncio.to_thread(receiver.wait_version, self._seen + 1, self._timeout_s, hooks=False)  # send_weights told of it
-        if not await asyncio.to_thread(self._reading.free.acquire, True, self._timeout_s):
-            raise DeadlineError("the version is still being installed", stage="receive_weights")
+        until = time.monotonic() + self._timeout_s
+        while True:
+            await asyncio.to_thread(receiver.wait_version, self._seen + 1, max(0.0, until - time.monotonic()), hooks=False)  # send_weights told of it
+            # On this thread: a cancellation then never leaves a thread behind that takes it for nobody.
+            while not self._reading.free.acquire(blocking=False):
+                if time.monotonic() > until:
+                    raise DeadlineError("the version is still being installed", stage="receive_weights")
+                await asyncio.sleep(0.005)
+            if receiver.complete:
+                break
+            self._reading.free.release()  # a newer one came meanwhile, and failed half-way
         try:
+            version = receiver.version  # what is read from here on, maybe newer than what was waited for
             batch: list[tuple[str, Any]] = []
             size = 0
             for t in receiver.tensors:
@@ -153,6 +191,8 @@ class RefitCheckpointEngine:
                 if time.monotonic() > until:
                     raise DeadlineError(f"the first trainer worker did not send within {self._timeout_s} s", peer=str(self._folder))
                 time.sleep(0.02)
+            _check_private(self._folder.parent)
+            _check_private(self._folder)
             card = json.loads((self._folder / _CARD).read_text())
             self._receiver = Receiver(card["address"], Layout.from_json(card["layout"]), self._rank, engine=self._reading, join_timeout_s=self._timeout_s)
             self._receiver.start()

@@ -338,6 +338,8 @@ class Receiver(_Member):
             raise self._failed
         if hooks:
             self._tell_raised()
+        else:
+            self._raised.clear()  # told elsewhere: not by a later look too
 
     def wait_version(self, number: int = 1, timeout_s: float = 60, until: Callable[[], bool] | None = None, *, hooks: bool = True) -> VersionInfo:
         """Waits until this rank serves version `number` or a newer one whole, serving meanwhile where no thread does.

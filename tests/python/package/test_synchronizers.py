@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import pathlib
+import tempfile
 import threading
 import time
 import unittest
@@ -505,6 +506,7 @@ class CheckpointEngines(unittest.TestCase):
             self.assertTrue(all([(t == 3).all() async for _, t in rollouts[0].receive_weights()]))
 
         asyncio.run(both())
+        rollouts[0]._receiver.check()  # what send_weights told of is told
 
     def test_misuse(self):
         (trainer,), (rollout,) = self.ends(1, 1)
@@ -521,6 +523,101 @@ class CheckpointEngines(unittest.TestCase):
 
         with self.assertRaises(refit.DeadlineError):
             asyncio.run(first())
+
+    def pair(self):
+        (trainer,), (rollout,) = self.ends(1, 1)
+        base = tempfile.TemporaryDirectory()
+        self.addCleanup(base.cleanup)
+        self.base = pathlib.Path(base.name)
+        trainer._own = str(self.base / "refit" / "checkpoint")
+        metadata = [trainer.prepare()]
+        trainer.init_policy_process_group(worker_rank=0, train_world_size=1, rollout_world_size=1, metadata=metadata)
+        rollout.init_rollout_process_group(rollout_rank=0, train_world_size=1, rollout_world_size=1, metadata=metadata)
+        return trainer, rollout
+
+    def weights(self, value, dtype=np.float32):
+        return iter([(name, np.full((2, 5), value, dtype)) for name in "abc"])
+
+    async def refit(self, trainer, rollout, value):
+        async def receive():
+            return [t.copy() async for _, t in rollout.receive_weights()]
+
+        _, got = await asyncio.gather(trainer.send_weights(self.weights(value)), receive())
+        self.assertTrue(all((t == value).all() for t in got))
+
+    def test_where_they_meet_is_private(self):
+        trainer, rollout = self.pair()
+        rollout._timeout_s = 5
+        former = os.umask(0o022)
+        try:
+            asyncio.run(self.refit(trainer, rollout, 1))
+        finally:
+            os.umask(former)
+        self.assertEqual((self.base / "refit").stat().st_mode & 0o777, 0o700)
+        for folder in (self.base / "refit", self.base / "refit" / "checkpoint"):
+            other = RefitCheckpointEngine(array="numpy", timeout_s=1)
+            self.addCleanup(other.close)
+            other.init_rollout_process_group(rollout_rank=0, train_world_size=1, rollout_world_size=1, metadata=[trainer.prepare()])
+            folder.chmod(0o750)
+            with self.assertRaises(refit.InvalidError) as caught:
+                other._joined()
+            self.assertEqual(caught.exception.peer, str(folder))
+            folder.chmod(0o700)
+
+    def test_another_dtype_is_refused(self):
+        trainer, rollout = self.pair()
+        asyncio.run(self.refit(trainer, rollout, 1))
+        with self.assertRaises(refit.InvalidError) as caught:
+            asyncio.run(trainer.send_weights(self.weights(2, np.float64)))
+        self.assertEqual(caught.exception.tensor, "a")
+
+    def test_a_first_send_that_failed_begins_anew(self):
+        trainer, rollout = self.pair()
+        trainer._timeout_s = 0.3
+        with self.assertRaises(refit.Error):
+            asyncio.run(trainer.send_weights(self.weights(1)))  # nobody receives
+        self.assertFalse(pathlib.Path(trainer._own, "card.json").exists())
+        self.assertIsNone(trainer._coordinator)
+        trainer._timeout_s = 20
+        asyncio.run(self.refit(trainer, rollout, 2))
+
+    def test_a_reader_that_is_cancelled_holds_nothing(self):
+        trainer, rollout = self.pair()
+        asyncio.run(self.refit(trainer, rollout, 1))
+
+        async def cancelled():
+            rollout._seen = 0  # as if it were not read yet
+            rollout._reading.free.acquire()  # an installation
+            reading = asyncio.ensure_future(anext(rollout.receive_weights()))
+            await asyncio.sleep(0.1)
+            reading.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await reading
+            rollout._reading.free.release()
+            rollout._seen = 1
+
+        asyncio.run(cancelled())
+        asyncio.run(self.refit(trainer, rollout, 2))
+
+    def test_what_was_read_is_what_counts_as_seen(self):
+        trainer, rollout = self.pair()
+        asyncio.run(self.refit(trainer, rollout, 1))
+
+        async def overtaken():
+            await trainer.send_weights(self.weights(2))
+            rollout._receiver.wait_version(2, 5)
+            wait, newer = rollout._receiver.wait_version, self.weights(3)
+
+            def slow(*arguments, **named):  # between waiting and reading a newer version comes
+                found = wait(*arguments, **named)
+                asyncio.run(trainer.send_weights(newer))
+                return found
+
+            rollout._receiver.wait_version = slow
+            self.assertTrue(all([(t == 3).all() async for _, t in rollout.receive_weights()]))
+
+        asyncio.run(overtaken())
+        self.assertEqual(rollout._seen, rollout._receiver.version.number)
 
 
 if __name__ == "__main__":
