@@ -2,7 +2,11 @@
 engine under the synchronizer. The real engine: `make test-vllm`."""
 
 import contextlib
+import shutil
 import socket
+import ssl
+import subprocess
+import tempfile
 import threading
 import time
 import unittest
@@ -116,6 +120,24 @@ class Http(unittest.TestCase):
             with self.assertRaises(refit.DeadlineError):
                 refit.vllm.HttpEngine(f"https://127.0.0.1:{server.getsockname()[1]}").start(0.3)
             self.assertLess(time.monotonic() - began, 2)
+
+    @unittest.skipUnless(shutil.which("openssl"), "makes the certificate")
+    def test_tls(self):
+        with tempfile.TemporaryDirectory() as folder:
+            key, certificate = f"{folder}/key", f"{folder}/certificate"
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=stand-in", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate], check=True, capture_output=True)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key)
+            trusts = ssl.create_default_context(cafile=certificate)
+        self.stand_in.server.socket = context.wrap_socket(self.stand_in.server.socket, server_side=True, do_handshake_on_connect=False)
+        url = self.stand_in.url.replace("http:", "https:")
+        refit.vllm.HttpEngine(url, context=trusts).start(5)
+        self.assertEqual([p for _, p, *_ in self.stand_in.calls], ["/start_weight_update"])
+        for wrong in (refit.vllm.HttpEngine(url), refit.vllm.HttpEngine(url.replace("127.0.0.1", "localhost"), context=trusts)):
+            with self.assertRaises(refit.vllm.EngineError) as caught:
+                wrong.start(5)
+            self.assertIn("certificate", str(caught.exception))
+        self.assertEqual(len(self.stand_in.calls), 1)
 
     def test_no_time_left(self):
         with self.assertRaises(refit.DeadlineError):
