@@ -333,7 +333,7 @@ class Receiver(_Member):
 
     def check(self, hooks: bool = True) -> None:
         """Raises what ended the thread that start() made, if anything did; else, once, what one of the engine's methods
-        raised there since the last look (without `hooks`: for an engine that tells of it by itself)."""
+        raised there since the last look (without `hooks`, for an engine that tells of it by itself, that is forgotten)."""
         if self._failed is not None:
             raise self._failed
         if hooks:

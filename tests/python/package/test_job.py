@@ -397,10 +397,13 @@ class Threads(unittest.TestCase):
         self.coordinator.mark_stale()
         with self.assertRaisesRegex(refit.Error, "SystemExit"):
             self.coordinator.sync_weights()
-        self.receiver.check(hooks=False)
         with self.assertRaises(SystemExit):
             self.receiver.check()
         self.receiver.check()  # told once
+        with self.assertRaisesRegex(refit.Error, "SystemExit"):
+            self.coordinator.sync_weights()
+        self.receiver.check(hooks=False)
+        self.receiver.check()  # and not kept, once somebody says that it is told elsewhere
         self.engine.broken = None
         self.coordinator.sync_weights()
         self.assertEqual(self.receiver.wait_version(1, 5).step, 1)

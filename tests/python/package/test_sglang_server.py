@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 import refit
@@ -181,6 +182,16 @@ class Calls(Case):
             with self.subTest(part), self.assertRaises(kind) as caught:
                 self.engine.init(info | more, 1)
             self.assertIn(part, str(caught.exception))
+
+    def test_a_receiver_whose_weights_no_tensor_can_be_of_is_closed(self):
+        engine = refit.sglang.HttpEngine("http://127.0.0.1:1", via="tensor")
+        engine._facts = lambda timeout_s: {"version": "0.5.23", "model_path": "m", "tp_size": 1}
+        receiver = mock.Mock(tensors=[mock.Mock(torch=mock.Mock(side_effect=refit.UnsupportedError("no such dtype")))])
+        with mock.patch("refit.sglang.server.Receiver", return_value=receiver), mock.patch("refit.sglang.server.whole_layout"):
+            with self.assertRaises(refit.UnsupportedError):
+                engine.init({"address": "x", "replica": 0, "replicas": 1}, 5)
+        receiver.close.assert_called_once_with()
+        receiver.start.assert_not_called()
 
     def test_options(self):
         for options in ({"via": "pigeon"}, {"caches": "maybe"}, {"bucket_bytes": 0}):

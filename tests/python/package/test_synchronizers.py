@@ -4,15 +4,23 @@ generations are stand-ins with the methods that NeMo-RL publishes (docs/choose-a
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
+import os
 import pathlib
+import tempfile
 import threading
 import time
 import unittest
+import weakref
+from unittest import mock
 
 import numpy as np
 import refit
-from refit import synchronizers
+import refit.trainers.megatron
+import refit.trainers.torch
+from refit import synchronizers, trainers
 from refit.checkpoint_engine import RefitCheckpointEngine
+from refit.driver import EngineWeightSynchronizer
 from test_vllm_server import Steered
 
 CASES = pathlib.Path(__file__).parents[2] / "cases/config"
@@ -215,6 +223,22 @@ class Lifecycle(unittest.TestCase):
             sync.sync_weights()
         self.assertEqual(self.calls()[-1], "resume", "another synchronizer's engine must generate on")
 
+    def test_comparing_opens_no_gate_that_another_synchronizer_shut(self):
+        sync = self.job(yaml(True, backend="sglang", refit_keys={"compare_only": True}))
+        with refit.Coordinator(1, **OPTIONS) as other:
+            owner = EngineWeightSynchronizer(other, [self.engine])
+            self.engine.fail = "pause wait"
+            with self.assertRaises(refit.Error):
+                owner.hold(0)
+            self.engine.fail = None
+            self.log.clear()
+            sync.sync_weights()
+            self.assertEqual(self.calls(), ["start", "update", "finish", "installed"])
+            self.assertTrue(owner.is_stale())
+            owner._opened(0)
+            sync.sync_weights()
+            self.assertEqual(self.calls()[-1], "resume")
+
     def test_own_devices_no_phase_of_anybody_changes(self):
         sync = self.job(yaml(False), train_cluster=1, inference_world_size=1)
         sync.sync_weights()
@@ -254,24 +278,29 @@ class Lifecycle(unittest.TestCase):
         asyncio.run(sync.sync_weights_async(timer=Timer(), step=1))
         self.assertIn("refit/transfer", Timer.names)
 
-    def sglang(self, saver):
+    def sglang(self, saver, fail=None, **answers):
         """Colocated SGLang with engines that take memory back, and a generation object without phases of its own."""
         log = []
         server = Steered()
         server.log = server.hooks.log = log
-        server.pause = lambda in_flight, timeout_s: server.phase(f"pause {in_flight}")
+        server.fail = fail
         server.resume_memory = lambda tags, timeout_s: log.append(f"resume {tags}")
         config = yaml(True, backend="sglang", generation={"sglang_cfg": {"enable_memory_saver": saver}})
-        made = refit.create_weight_synchronizer(config, Sides(log), [server], coordinator_options=OPTIONS | {"join_timeout_s": 0.3, "total_timeout_s": 1})
+        policy = Sides(log)
+        policy.answers = answers
+        made = refit.create_weight_synchronizer(config, policy, [server], coordinator_options=OPTIONS | {"join_timeout_s": 0.3, "total_timeout_s": 1})
         self.addCleanup(made.shutdown)
         self.assertIsInstance(made, synchronizers.HTTPWeightSynchronizer)
-        with self.assertRaises(refit.Error):
+        with self.assertRaises((refit.Error, RuntimeError)):
             made.sync_weights()  # nobody joined: the transfer fails, what stands round it is the same
         return log
 
     def test_the_memory_saver_wakes_in_two_phases(self):
-        self.assertEqual(self.sglang(True), ["offload_before", "resume ['weights']", "offload_after", "resume ['kv_cache']"])
         self.assertEqual(self.sglang(False), ["offload_before", "offload_after"])
+        # Paused before its weights come back, which are empty: the cache, which comes back whatever happens, opens no gate.
+        self.assertEqual(self.sglang(True), ["offload_before", "pause abort", "resume ['weights']", "offload_after", "resume ['kv_cache']"])
+        self.assertEqual(self.sglang(True, offload_before=RuntimeError("no room")), ["offload_before", "offload_after", "pause abort", "resume ['kv_cache']"])
+        self.assertEqual(self.sglang(True, fail="pause abort"), ["offload_before", "pause abort", "offload_after", "pause abort"], "it stays asleep")
 
     def test_a_policy_that_joins_is_told_where(self):
         engine = Steered()
@@ -324,6 +353,10 @@ class Seam(unittest.TestCase):
                 publisher.publish(1)
                 coordinator.init_communicator()
                 report = coordinator.sync_weights()
+        gone = weakref.ref(receiver)
+        del receiver, joined
+        gc.collect()
+        self.assertIsNone(gone(), "its hooks hold it")
         self.assertEqual(mine.version.number, report.version.number)
         self.assertEqual([c for c in calls if c != "reset"], ["pause", "resume"])
         self.assertIn("reset", calls)
@@ -353,6 +386,42 @@ class Seam(unittest.TestCase):
             refit.Instance()
         with self.assertRaises(TypeError):
             refit.Shard()
+
+
+class Ranks(unittest.TestCase):
+    """Trainer ranks agree collectively: one that breaks, however it does, says so where the others wait for it."""
+
+    def told(self, module, agree, *broken):
+        """What the ranks were told, call by call, until a function broke on this one."""
+        said = []
+
+        def gathered(mine, group):
+            said.append(mine[0])
+            return [mine]
+
+        with contextlib.ExitStack() as stack:
+            for where, name, value in [(trainers.torch, "gathered", gathered), (trainers.torch, "own_rank", lambda group: 3), *((module, *b) for b in broken)]:
+                stack.enter_context(mock.patch.object(where, name, value))
+            with self.assertRaises(refit.Error) as caught:
+                agree()
+        self.assertIn("rank 3", caught.exception.peer)
+        self.assertIsInstance(caught.exception.__cause__, AttributeError)
+        self.assertIn("AttributeError: no such field", said[-1])
+        return said
+
+    def test_any_exception_is_told(self):
+        broken = mock.Mock(side_effect=AttributeError("no such field"))
+        torch, megatron = trainers.torch, trainers.megatron
+        self.assertEqual(len(self.told(torch, lambda: torch.agree({}, None), ("describe", broken))), 1)
+        agree = lambda: megatron.agree([], "{}", None)  # noqa: E731
+        self.assertEqual(len(self.told(megatron, agree, ("place", broken))), 1)
+        here = megatron.Place(1, 1, 1, 1, 1, 1, 1, 0, 8, 1, False)
+        self.assertEqual(len(self.told(megatron, agree, ("place", lambda model: here), ("compare", broken))), 2)
+
+    def test_another_rank_that_broke(self):
+        with self.assertRaises(refit.MismatchError) as caught:
+            trainers.rules.together([("", None), ("internal: AttributeError", None)], None)
+        self.assertEqual(caught.exception.peer, "source rank 1")
 
 
 class CheckpointEngines(unittest.TestCase):
@@ -437,6 +506,7 @@ class CheckpointEngines(unittest.TestCase):
             self.assertTrue(all([(t == 3).all() async for _, t in rollouts[0].receive_weights()]))
 
         asyncio.run(both())
+        rollouts[0]._receiver.check()  # what send_weights told of is told
 
     def test_misuse(self):
         (trainer,), (rollout,) = self.ends(1, 1)
@@ -453,6 +523,101 @@ class CheckpointEngines(unittest.TestCase):
 
         with self.assertRaises(refit.DeadlineError):
             asyncio.run(first())
+
+    def pair(self):
+        (trainer,), (rollout,) = self.ends(1, 1)
+        base = tempfile.TemporaryDirectory()
+        self.addCleanup(base.cleanup)
+        self.base = pathlib.Path(base.name)
+        trainer._own = str(self.base / "refit" / "checkpoint")
+        metadata = [trainer.prepare()]
+        trainer.init_policy_process_group(worker_rank=0, train_world_size=1, rollout_world_size=1, metadata=metadata)
+        rollout.init_rollout_process_group(rollout_rank=0, train_world_size=1, rollout_world_size=1, metadata=metadata)
+        return trainer, rollout
+
+    def weights(self, value, dtype=np.float32):
+        return iter([(name, np.full((2, 5), value, dtype)) for name in "abc"])
+
+    async def refit(self, trainer, rollout, value):
+        async def receive():
+            return [t.copy() async for _, t in rollout.receive_weights()]
+
+        _, got = await asyncio.gather(trainer.send_weights(self.weights(value)), receive())
+        self.assertTrue(all((t == value).all() for t in got))
+
+    def test_where_they_meet_is_private(self):
+        trainer, rollout = self.pair()
+        rollout._timeout_s = 5
+        former = os.umask(0o022)
+        try:
+            asyncio.run(self.refit(trainer, rollout, 1))
+        finally:
+            os.umask(former)
+        self.assertEqual((self.base / "refit").stat().st_mode & 0o777, 0o700)
+        for folder in (self.base / "refit", self.base / "refit" / "checkpoint"):
+            other = RefitCheckpointEngine(array="numpy", timeout_s=1)
+            self.addCleanup(other.close)
+            other.init_rollout_process_group(rollout_rank=0, train_world_size=1, rollout_world_size=1, metadata=[trainer.prepare()])
+            folder.chmod(0o750)
+            with self.assertRaises(refit.InvalidError) as caught:
+                other._joined()
+            self.assertEqual(caught.exception.peer, str(folder))
+            folder.chmod(0o700)
+
+    def test_another_dtype_is_refused(self):
+        trainer, rollout = self.pair()
+        asyncio.run(self.refit(trainer, rollout, 1))
+        with self.assertRaises(refit.InvalidError) as caught:
+            asyncio.run(trainer.send_weights(self.weights(2, np.float64)))
+        self.assertEqual(caught.exception.tensor, "a")
+
+    def test_a_first_send_that_failed_begins_anew(self):
+        trainer, rollout = self.pair()
+        trainer._timeout_s = 0.3
+        with self.assertRaises(refit.Error):
+            asyncio.run(trainer.send_weights(self.weights(1)))  # nobody receives
+        self.assertFalse(pathlib.Path(trainer._own, "card.json").exists())
+        self.assertIsNone(trainer._coordinator)
+        trainer._timeout_s = 20
+        asyncio.run(self.refit(trainer, rollout, 2))
+
+    def test_a_reader_that_is_cancelled_holds_nothing(self):
+        trainer, rollout = self.pair()
+        asyncio.run(self.refit(trainer, rollout, 1))
+
+        async def cancelled():
+            rollout._seen = 0  # as if it were not read yet
+            rollout._reading.free.acquire()  # an installation
+            reading = asyncio.ensure_future(anext(rollout.receive_weights()))
+            await asyncio.sleep(0.1)
+            reading.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await reading
+            rollout._reading.free.release()
+            rollout._seen = 1
+
+        asyncio.run(cancelled())
+        asyncio.run(self.refit(trainer, rollout, 2))
+
+    def test_what_was_read_is_what_counts_as_seen(self):
+        trainer, rollout = self.pair()
+        asyncio.run(self.refit(trainer, rollout, 1))
+
+        async def overtaken():
+            await trainer.send_weights(self.weights(2))
+            rollout._receiver.wait_version(2, 5)
+            wait, newer = rollout._receiver.wait_version, self.weights(3)
+
+            def slow(*arguments, **named):  # between waiting and reading a newer version comes
+                found = wait(*arguments, **named)
+                asyncio.run(trainer.send_weights(newer))
+                return found
+
+            rollout._receiver.wait_version = slow
+            self.assertTrue(all([(t == 3).all() async for _, t in rollout.receive_weights()]))
+
+        asyncio.run(overtaken())
+        self.assertEqual(rollout._seen, rollout._receiver.version.number)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,12 @@
 """The driver's side of vLLM without vLLM: a stand-in for its HTTP endpoints that answers in every wrong way, and a stand-in
 engine under the synchronizer. The real engine: `make test-vllm`."""
 
+import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
 import threading
 import time
 import unittest
@@ -93,6 +99,51 @@ class Http(unittest.TestCase):
             with self.assertRaises(refit.InvalidError):
                 refit.vllm.HttpEngine(url)
 
+    def test_a_wrong_url_is_not_printed_with_its_secrets(self):
+        for url in ("http://user:secret@host", "http://:secret@host", "http://host?token=secret", "http://host/secret", "user:secret@host", "http://host#secret", "http://[secret", "http://host:secret", "http://host:0", "http://host:99999"):
+            with self.assertRaises(refit.InvalidError) as caught:
+                refit.vllm.HttpEngine(url)
+            self.assertNotIn("secret", str(caught.exception) + str(caught.exception.__cause__))
+
+    def test_a_handshake_that_drips_ends_at_the_deadline(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            def greet():
+                line, _ = server.accept()
+                with line, contextlib.suppress(OSError):
+                    line.sendall(b"\x16\x03\x03\x20\x00")  # a long record, a byte now and then
+                    for _ in range(60):
+                        time.sleep(0.05)
+                        line.sendall(b"\x02")
+
+            threading.Thread(target=greet, daemon=True).start()
+            began = time.monotonic()
+            with self.assertRaises(refit.DeadlineError):
+                refit.vllm.HttpEngine(f"https://127.0.0.1:{server.getsockname()[1]}").start(0.3)
+            self.assertLess(time.monotonic() - began, 2)
+
+    @unittest.skipUnless(shutil.which("openssl"), "makes the certificate")
+    def test_tls(self):
+        with tempfile.TemporaryDirectory() as folder:
+            key, certificate = f"{folder}/key", f"{folder}/certificate"
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=stand-in", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate], check=True, capture_output=True)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key)
+            trusts = ssl.create_default_context(cafile=certificate)
+        self.stand_in.server.socket = context.wrap_socket(self.stand_in.server.socket, server_side=True, do_handshake_on_connect=False)
+        url = self.stand_in.url.replace("http:", "https:")
+        refit.vllm.HttpEngine(url, context=trusts).start(5)
+        self.assertEqual([p for _, p, *_ in self.stand_in.calls], ["/start_weight_update"])
+        for wrong in (refit.vllm.HttpEngine(url), refit.vllm.HttpEngine(url.replace("127.0.0.1", "localhost"), context=trusts)):
+            with self.assertRaises(refit.vllm.EngineError) as caught:
+                wrong.start(5)
+            self.assertIn("certificate", str(caught.exception))
+        self.assertEqual(len(self.stand_in.calls), 1)
+
+    def test_no_time_left(self):
+        with self.assertRaises(refit.DeadlineError):
+            self.engine.start(0)
+        self.assertEqual(self.stand_in.calls, [])
+
     def test_a_header_that_would_be_printed(self):
         with self.assertRaises(refit.InvalidError) as caught:
             refit.vllm.HttpEngine("http://127.0.0.1:1", headers={"Authorization": "Bearer secret\n"})
@@ -122,11 +173,14 @@ class Steered:
     name = "stand-in"
 
     def __init__(self):
-        self.log, self.fail, self.swallow = [], None, False
+        self.log, self.fail, self.fail_once, self.swallow = [], None, [], False
         self.hooks = Hooks(self.log)
 
     def phase(self, name):
         self.log.append(name)
+        if name in self.fail_once:
+            self.fail_once.remove(name)
+            raise refit.vllm.EngineError(f"{name} broke once", peer=self.name, stage=name)
         if self.fail == name:
             raise refit.vllm.EngineError(f"{name} broke", peer=self.name, stage=name)
 
@@ -230,6 +284,49 @@ class Synchronizer(unittest.TestCase):
             sync.sync_weights()
         self.assertEqual(engine.log, ["pause wait"])
         self.assertTrue(sync.is_stale())
+
+    def test_a_pause_that_failed_is_asked_again(self):
+        engine, publisher, sync = self.job()
+        sync.sync_weights()
+        engine.log.clear()
+        publisher.publish(2)
+        engine.fail_once = ["pause wait"]
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertEqual(engine.log, ["pause wait", "pause wait"], "it would go on generating with the former version")
+        self.assertTrue(sync.is_stale())
+
+        engine.log.clear()
+        publisher.publish(3)
+        sync.sync_weights()
+        self.assertEqual(engine.log[0], "reset", "the second one was acknowledged")
+
+        # Neither was acknowledged: nothing may be loaded before one is.
+        engine.log.clear()
+        engine.fail = "pause wait"
+        publisher.publish(4)
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertEqual(engine.log, ["pause wait", "pause wait"])
+        self.assertTrue(sync.is_stale())
+        engine.log.clear()
+        engine.fail = None
+        publisher.publish(5)
+        sync.sync_weights()
+        self.assertEqual(engine.log[:2], ["pause wait", "reset"])
+        self.assertFalse(sync.is_stale())
+
+    def test_after_a_resume_whose_answer_was_lost_the_engine_is_paused_again(self):
+        engine, publisher, sync = self.job()
+        engine.fail_once = ["resume"]
+        with self.assertRaises(refit.Error):
+            sync.sync_weights()
+        self.assertTrue(sync.is_stale())
+        engine.log.clear()
+        publisher.publish(2)
+        sync.sync_weights()
+        self.assertEqual(engine.log[:2], ["pause wait", "reset"])
+        self.assertFalse(sync.is_stale())
 
     def test_options(self):
         with refit.Coordinator(1) as coordinator:
