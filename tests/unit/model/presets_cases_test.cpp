@@ -64,6 +64,9 @@ TEST(Presets, MaxTextWeavesAndScales) {
   EXPECT_EQ(shape_of(*must(config(preset_sizes("llama")), "jax:preset=maxtext,vocab_multiple=8"), 0,
                      "params.token_embedder.embedding"),
             (Dims{16, 5}));
+  EXPECT_EQ(shape_of(*must(config(preset_sizes("llama")), "jax:preset=maxtext,vocab_multiple=8"), 0,
+                     "params.decoder.logits_dense.kernel"),
+            (Dims{5, 16}));
 }
 
 TEST(Presets, MaxTextScansLayers) {
