@@ -77,18 +77,26 @@ class StorePublisher {
  private:
   Status open() {
     REFIT_ASSIGN(store_, open_store(o_.store, "--to"));
-    std::string path = o_.model;
-    if (path.empty()) {
-      Numbered newest;
-      while (newest.number < 0 && !asked_to_end()) {  // the trainer's first checkpoint makes the model known
-        REFIT_ASSIGN(newest, newest_directory(o_.watch));
-        if (newest.number < 0) system_env().wait(Deadline::after_s(o_.poll_s));
+    std::optional<ModelSource> model;
+    if (!o_.model.empty()) {
+      REFIT_ASSIGN(model, ModelSource::open(o_.model));
+      REFIT_ASSIGN(model_, store_model(*model));
+    }
+    while (!model && !asked_to_end()) {  // the trainer's first checkpoint makes the model known
+      REFIT_ASSIGN(const Numbered newest, newest_directory(o_.watch));
+      if (newest.number >= 0 && half_.changed(newest.path)) {
+        Result<ModelSource> found = ModelSource::open(newest.path);
+        Result<store::Model> known = found.ok() ? store_model(*found) : Result<store::Model>(found.error());
+        if (known.ok()) {
+          model_ = std::move(*known);
+          model = std::move(*found);
+          break;
+        }
+        half_.keep(known.error());
       }
-      path = newest.path;
+      system_env().wait(Deadline::after_s(o_.poll_s));
     }
     if (asked_to_end()) return {};
-    REFIT_ASSIGN(ModelSource model, ModelSource::open(path));
-    REFIT_ASSIGN(model_, store_model(model));
     store::PublishOptions options{.anchor_every = o_.anchor_every, .pool = &pool_};
     REFIT_ASSIGN(options.chunk_bytes, parse_bytes(o_.chunk_bytes, "--chunk-bytes"));
     REFIT_ASSIGN(options.object_bytes, parse_bytes(o_.object_bytes, "--object-bytes"));
@@ -101,7 +109,7 @@ class StorePublisher {
                  store::Publisher::open(*store_, model_, std::move(options), Deadline::after_s(o_.store.timeout_s)));
     publisher_ = std::make_unique<store::Publisher>(std::move(publisher));
     if (!o_.model.empty()) {
-      REFIT_ASSIGN(start_, Tensors::open(std::move(model), model_));
+      REFIT_ASSIGN(start_, Tensors::open(std::move(*model), model_));
     }
     events_.tell("publisher", "opened",
                  {{"store", store_->name()},
@@ -130,13 +138,12 @@ class StorePublisher {
   // A newer checkpoint than what is committed.
   Status look() {
     REFIT_ASSIGN(const Numbered newest, newest_directory(o_.watch));
-    if (newest.number <= publisher_->newest_step() || newest.path == bad_) return {};
+    if (newest.number <= publisher_->newest_step() || !half_.changed(newest.path)) return {};
     if (!base_) base_ = former();
     Result<ModelSource> model = ModelSource::open(newest.path);
     Result<Step> next = model.ok() ? Tensors::open(std::move(*model), model_) : Result<Step>(model.error());
     if (!next.ok()) {
-      bad_ = newest.path;
-      events_.tell("publisher", "skips", {{"directory", newest.path}, {"error", next.error().to_string()}});
+      half_.keep(next.error());
       return {};
     }
     REFIT_TRY(publish(newest.number, *next));
@@ -217,7 +224,10 @@ class StorePublisher {
   store::Model model_;
   std::unique_ptr<store::Publisher> publisher_;
   Step start_, base_;
-  std::string bad_, uncollected_;
+  HalfWritten half_{o_.watch_timeout_s, [this](const std::string& what, const nlohmann::ordered_json& fields) {
+                      events_.tell("publisher", what, fields);
+                    }};
+  std::string uncollected_;
   std::int64_t cleaned_ns_ = 0;
 };
 
