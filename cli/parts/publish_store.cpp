@@ -9,7 +9,8 @@
 namespace refit::cli {
 namespace {
 
-constexpr double kCollectS = 120;  // one look at what may go
+constexpr double kLongestS = 30 * 86400;  // of a lease, and of grace
+constexpr double kCollectS = 120;         // one look at what may go
 
 // Whole tensors of one step: a checkpoint's own mapped bytes, or a copy that training-like steps change.
 class Tensors {
@@ -238,6 +239,11 @@ Status publish_to_store(const PublishStoreOptions& o) {
     return Error(Code::kInvalid, "--steps and --watch both say what comes next: give one");
   if (o.model.empty() && o.watch.empty())
     return Error(Code::kInvalid, "--to needs --model (what to publish) or --watch (where checkpoints appear)");
+  for (const auto& [option, value] : {std::pair("--lease-s", o.lease_s), std::pair("--grace-s", o.grace_s)})
+    if (!(value <= kLongestS))
+      return Error(Code::kInvalid, std::string(option) + ": at most " + std::to_string(static_cast<int>(kLongestS)));
+  if (o.grace_s < o.lease_s)
+    return Error(Code::kInvalid, "--grace-s is shorter than --lease-s: a version could go before its reader is missed");
   (void)asked_to_end();
   const Status s = StorePublisher(o).run();
   return !s.ok() && s.error().code == Code::kCancelled && asked_to_end() ? Status() : s;

@@ -289,7 +289,7 @@ def credentials(world):
 
 def retention(world):
     """Versions go when nobody needs them, and not before."""
-    short = ["--keep", 1, "--lease-s", 2, "--grace-s", 0.5, "--anchor-every", 2]
+    short = ["--keep", 1, "--lease-s", 2, "--grace-s", 2, "--anchor-every", 2]
     world.publish(1, *short)
     follower = world.follower("--lease", "slow")
     follower.event("serves", step=1)
