@@ -1,5 +1,7 @@
 #include "store/s3_options.h"
 
+#include <arpa/inet.h>
+
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -97,7 +99,22 @@ bool plain(const std::string& text, const char* more) {
   return !text.empty();
 }
 
+// 169.254.0.0/16 in every way that resolvers read IPv4, fe80::/10, and the former inside of IPv6.
+bool is_link_local(const std::string& host) {
+  in_addr four{};
+  if (::inet_aton(host.c_str(), &four) != 0) return (ntohl(four.s_addr) >> 16) == 0xa9fe;
+  in6_addr six{};
+  const std::string bare = host.starts_with('[') && host.ends_with(']') ? host.substr(1, host.size() - 2) : host;
+  if (::inet_pton(AF_INET6, bare.c_str(), &six) != 1) return false;
+  return IN6_IS_ADDR_LINKLOCAL(&six) ||
+         (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == 0xa9 && six.s6_addr[13] == 0xfe);
+}
+
 }  // namespace
+
+std::string shown(const std::string& url) {
+  return url.find('@') == std::string::npos ? "'" + url + "'" : "(with '@', so not shown; credentials do not go there)";
+}
 
 Result<S3Place> resolve(const S3Options& o) {
   const Desk desk(o);
@@ -105,7 +122,7 @@ Result<S3Place> resolve(const S3Options& o) {
   out.region = first_of(
       {o.region, desk.variable("AWS_REGION"), desk.variable("AWS_DEFAULT_REGION"), desk.config("region"), "us-east-1"});
   if (!plain(out.region, "-")) return Error(Code::kInvalid, "--region '" + out.region + "' is no region's name");
-  if (!plain(o.bucket, ".-_")) return Error(Code::kInvalid, "'" + o.bucket + "' is no bucket's name");
+  if (!plain(o.bucket, ".-_")) return Error(Code::kInvalid, shown(o.bucket) + " is no bucket's name");
   if (o.addressing != "auto" && o.addressing != "path" && o.addressing != "virtual")
     return Error(Code::kInvalid, "--addressing '" + o.addressing + "': auto, path or virtual");
   const std::string endpoint = first_of({o.endpoint, desk.variable("AWS_ENDPOINT_URL_S3"),
@@ -114,14 +131,20 @@ Result<S3Place> resolve(const S3Options& o) {
   const std::size_t scheme = url.find("://");
   out.scheme = scheme == std::string::npos ? "" : url.substr(0, scheme);
   if (out.scheme != "http" && out.scheme != "https")
-    return Error(Code::kInvalid, "--endpoint-url '" + url + "': give http://HOST[:PORT] or https://HOST[:PORT]");
+    return Error(Code::kInvalid, "--endpoint-url " + shown(url) + ": give http://HOST[:PORT] or https://HOST[:PORT]");
   out.host = url.substr(scheme + 3);
   if (const std::size_t slash = out.host.find('/'); slash != std::string::npos) {
     out.base_path = out.host.substr(slash);
     out.host.resize(slash);
   }
   while (out.base_path.ends_with('/')) out.base_path.pop_back();
-  if (!plain(out.host, ".-_:[]")) return Error(Code::kInvalid, "--endpoint-url '" + url + "' names no host");
+  if (!plain(out.host, ".-_:[]")) return Error(Code::kInvalid, "--endpoint-url " + shown(url) + " names no host");
+  const std::size_t colon = out.host.find(':', out.host.starts_with('[') ? out.host.find(']') : 0);
+  if (is_link_local(out.host.substr(0, colon)))
+    return Error(Code::kInvalid, "--endpoint-url " + shown(url) + ": link-local addresses are refused");
+  // What is signed is what curl sends, and that leaves the scheme's own port out.
+  if (colon != std::string::npos && out.host.substr(colon) == (out.scheme == "https" ? ":443" : ":80"))
+    out.host.resize(colon);
   out.path_style = o.addressing == "path" || (o.addressing == "auto" && !endpoint.empty());
   // A name with dots is not under the certificate of a virtual host.
   if (o.addressing == "auto" && o.bucket.find('.') != std::string::npos) out.path_style = true;

@@ -129,6 +129,35 @@ TEST_F(S3Environment, Refusals) {
     o.endpoint = endpoint;
     EXPECT_FALSE(place(o).ok()) << endpoint;
   }
+  for (const char* endpoint : {"http://169.254.169.254", "https://169.254.1.2:9000/x", "http://2852039166",
+                               "http://[fe80::1]:80", "http://[::ffff:169.254.169.254]"}) {
+    S3Options o;
+    o.endpoint = endpoint;
+    const auto p = place(o);
+    ASSERT_FALSE(p.ok()) << endpoint;
+    EXPECT_THAT(p.error().message, ::testing::HasSubstr("link-local")) << endpoint;
+  }
+  for (const char* endpoint : {"http://me:geheim@store:9000", "me:geheim@store"}) {
+    S3Options o;
+    o.endpoint = endpoint;
+    const auto p = place(o);
+    ASSERT_FALSE(p.ok()) << endpoint;
+    EXPECT_EQ(p.error().message.find("geheim"), std::string::npos) << p.error().message;
+  }
+  const auto secret = open_store("s3://me:geheim@bucket/x", "--to", {});
+  ASSERT_FALSE(secret.ok());
+  EXPECT_EQ(secret.error().message.find("geheim"), std::string::npos) << secret.error().message;
+  for (const auto& [endpoint, host] : std::map<std::string, std::string>{{"https://store:443", "store"},
+                                                                         {"http://store:80/x", "store"},
+                                                                         {"http://store:443", "store:443"},
+                                                                         {"http://[::1]:80", "[::1]"},
+                                                                         {"http://[::1]:9000", "[::1]:9000"}}) {
+    S3Options o;
+    o.endpoint = endpoint;
+    const auto p = place(o);
+    ASSERT_TRUE(p.ok()) << endpoint;
+    EXPECT_EQ(p->host, host);
+  }
   S3Options o;
   o.bucket = "a/b";
   EXPECT_FALSE(place(o).ok());
