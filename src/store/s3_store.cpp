@@ -14,7 +14,8 @@ namespace refit::store {
 namespace {
 
 constexpr std::int64_t kFirstPauseNs = 100'000'000, kLongestPauseNs = 5 * kNsPerSecond;
-constexpr std::size_t kMostText = 300;  // of what a server says, in an error
+constexpr std::size_t kMostText = 300;         // of what a server says, in an error
+constexpr std::int64_t kMostKeys = 4'000'000;  // of one listing
 constexpr const char* kEmptySha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 // What an S3 error document says.
@@ -173,6 +174,9 @@ class S3Store final : public ObjectStore {
         const std::string key = percent_decode(object.child_value("Key"));
         if (key.starts_with(lead_)) out.push_back({key.substr(lead_.size()), object.child("Size").text().as_llong()});
       }
+      if (std::ssize(out) > kMostKeys)
+        return at(c, {Code::kExhausted, "more objects under " + prefix + " than are listed"})
+            .amounts(kMostKeys, std::ssize(out));
       const std::string next = result.child_value("NextContinuationToken");
       const bool more = std::string_view(result.child_value("IsTruncated")) == "true";
       if (more && (next.empty() || next == token))
