@@ -6,6 +6,8 @@
 #include <fstream>
 #include <map>
 
+#include "store/http.h"
+
 namespace refit::store {
 namespace {
 
@@ -99,15 +101,16 @@ bool plain(const std::string& text, const char* more) {
   return !text.empty();
 }
 
-// 169.254.0.0/16 in every way that resolvers read IPv4, fe80::/10, and the former inside of IPv6.
-bool is_link_local(const std::string& host) {
-  in_addr four{};
-  if (::inet_aton(host.c_str(), &four) != 0) return (ntohl(four.s_addr) >> 16) == 0xa9fe;
-  in6_addr six{};
+// A host that is an address, in every way that resolvers read one. Names are looked at when they are resolved.
+bool names_link_local(const std::string& host) {
+  sockaddr_in four{};
+  four.sin_family = AF_INET;
+  if (::inet_aton(host.c_str(), &four.sin_addr) != 0) return is_link_local(reinterpret_cast<const sockaddr&>(four));
+  sockaddr_in6 six{};
+  six.sin6_family = AF_INET6;
   const std::string bare = host.starts_with('[') && host.ends_with(']') ? host.substr(1, host.size() - 2) : host;
-  if (::inet_pton(AF_INET6, bare.c_str(), &six) != 1) return false;
-  return IN6_IS_ADDR_LINKLOCAL(&six) ||
-         (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == 0xa9 && six.s6_addr[13] == 0xfe);
+  return ::inet_pton(AF_INET6, bare.c_str(), &six.sin6_addr) == 1 &&
+         is_link_local(reinterpret_cast<const sockaddr&>(six));
 }
 
 }  // namespace
@@ -140,7 +143,7 @@ Result<S3Place> resolve(const S3Options& o) {
   while (out.base_path.ends_with('/')) out.base_path.pop_back();
   if (!plain(out.host, ".-_:[]")) return Error(Code::kInvalid, "--endpoint-url " + shown(url) + " names no host");
   const std::size_t colon = out.host.find(':', out.host.starts_with('[') ? out.host.find(']') : 0);
-  if (is_link_local(out.host.substr(0, colon)))
+  if (names_link_local(out.host.substr(0, colon)))
     return Error(Code::kInvalid, "--endpoint-url " + shown(url) + ": link-local addresses are refused");
   // What is signed is what curl sends, and that leaves the scheme's own port out.
   if (colon != std::string::npos && out.host.substr(colon) == (out.scheme == "https" ? ":443" : ":80"))

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <thread>
 
+#include "store/http.h"
 #include "store/s3_sign.h"
 #include "unit/store/helpers.h"
 
@@ -136,6 +137,12 @@ TEST_F(S3Environment, Refusals) {
     const auto p = place(o);
     ASSERT_FALSE(p.ok()) << endpoint;
     EXPECT_THAT(p.error().message, ::testing::HasSubstr("link-local")) << endpoint;
+  }
+  // A name may lead there too.
+  for (const char* url : {"http://169.254.169.254/", "http://[fe80::1]/"}) {
+    const auto answer = Http().perform({.method = "GET", .url = url}, kNsPerSecond, Deadline::after_s(5));
+    ASSERT_FALSE(answer.ok()) << url;
+    EXPECT_EQ(answer.error().code, Code::kInvalid) << answer.error().to_string();
   }
   for (const char* endpoint : {"http://me:geheim@store:9000", "me:geheim@store"}) {
     S3Options o;
