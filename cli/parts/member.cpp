@@ -13,6 +13,23 @@ namespace {
 
 constexpr double kPartSliceS = 0.02;  // how long an agent runs between two looks at what else there is to do
 
+// Changes when a file in the directory appears, goes, grows or is written.
+std::uint64_t contents_of(const std::string& directory) {
+  namespace fs = std::filesystem;
+  std::uint64_t sum = 0;  // independent of the order in which files are listed
+  std::error_code error;
+  for (auto it = fs::directory_iterator(directory, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    std::error_code gone;
+    Hasher h;
+    h.add(std::as_bytes(std::span(it->path().native())));
+    h.add_u64(it->file_size(gone))
+        .add_u64(static_cast<std::uint64_t>(it->last_write_time(gone).time_since_epoch().count()));
+    sum += h.finish().lo;
+  }
+  return sum;
+}
+
 }  // namespace
 
 void declare(CLI::App& c, Context& context, PartOptions& o) {
@@ -176,6 +193,25 @@ Result<Numbered> newest_directory(const std::string& parent) {
   }
   if (error) return Error(Code::kInvalid, "--watch " + parent + ": " + error.message());
   return newest;
+}
+
+bool HalfWritten::changed(const std::string& path) {
+  looked_at_ = path;
+  looked_at_contents_ = contents_of(path);
+  if (path != path_ || looked_at_contents_ != contents_) return true;
+  if (!what_.is_null() && unchanged_.over()) {
+    tell_("skips", what_);
+    what_ = nullptr;
+  }
+  return false;
+}
+
+void HalfWritten::keep(const Error& error) {
+  what_ = {{"directory", looked_at_}, {"error", error.to_string()}};
+  if (looked_at_ != path_) tell_("waits", what_);
+  path_ = looked_at_;
+  contents_ = looked_at_contents_;
+  unchanged_ = Deadline::after_s(timeout_s_);
 }
 
 }  // namespace refit::cli

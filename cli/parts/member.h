@@ -98,4 +98,25 @@ struct Numbered {
 };
 Result<Numbered> newest_directory(const std::string& parent);
 
+// The newest directory, while it can't be read as a checkpoint that fits: it may be half written. Looked at again when
+// something in it changes; `tell` hears "waits" once for each directory, and "skips" when nothing changed for
+// `timeout_s`.
+class HalfWritten {
+ public:
+  using Tell = std::function<void(const std::string& what, const nlohmann::ordered_json& fields)>;
+  HalfWritten(double timeout_s, Tell tell) : timeout_s_(timeout_s), tell_(std::move(tell)) {}
+  // False: `path` is what could not be read, and nothing in it changed since. Call it before reading.
+  bool changed(const std::string& path);
+  // What changed() was last asked about can't be read.
+  void keep(const Error& error);
+
+ private:
+  const double timeout_s_;
+  const Tell tell_;
+  std::string path_, looked_at_;
+  std::uint64_t contents_ = 0, looked_at_contents_ = 0;
+  Deadline unchanged_ = Deadline::after_ns(0);
+  nlohmann::ordered_json what_;  // null: told
+};
+
 }  // namespace refit::cli

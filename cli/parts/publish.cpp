@@ -1,7 +1,5 @@
 // refit publish: the ranks of a trainer in a process of their own. Offers a checkpoint, then training-like steps or the
 // checkpoints that appear in a directory, each until every replica serves it.
-#include <filesystem>
-
 #include "cli/command.h"
 #include "cli/parts/member.h"
 #include "cli/parts/stores.h"
@@ -17,23 +15,6 @@ struct PublishOptions : PartOptions {
   double watch_timeout_s = 60;
   bool hold = false;
 };
-
-// Changes when a file in the directory appears, goes, grows or is written.
-std::uint64_t contents_of(const std::string& directory) {
-  namespace fs = std::filesystem;
-  std::uint64_t sum = 0;  // independent of the order in which files are listed
-  std::error_code error;
-  for (auto it = fs::directory_iterator(directory, error); !error && it != fs::directory_iterator();
-       it.increment(error)) {
-    std::error_code gone;
-    Hasher h;
-    h.add(std::as_bytes(std::span(it->path().native())));
-    h.add_u64(it->file_size(gone))
-        .add_u64(static_cast<std::uint64_t>(it->last_write_time(gone).time_since_epoch().count()));
-    sum += h.finish().lo;
-  }
-  return sum;
-}
 
 // One source rank.
 class Publisher : RankOfPart<PublishOptions> {
@@ -103,27 +84,17 @@ class Publisher : RankOfPart<PublishOptions> {
   Status look(const std::atomic<bool>& stop) {
     REFIT_ASSIGN(const Numbered newest, newest_directory(options_.watch));
     if (newest.number <= step_) return {};
-    const std::uint64_t contents = contents_of(newest.path);
-    if (newest.path == half_.path && contents == half_.contents) return say_if_stuck();
+    if (!half_.changed(newest.path)) return {};
     Result<ModelSource> model = ModelSource::open(newest.path);
     const Status fits = model.ok() ? check(*model) : Status(model.error());
-    if (!fits.ok()) {  // it may be half written: looked at again when it changes; the former one stays on offer
-      const nlohmann::ordered_json what{{"directory", newest.path}, {"error", fits.error().to_string()}};
-      if (newest.path != half_.path) tell("waits", what);
-      half_ = {newest.path, contents, Deadline::after_s(options_.watch_timeout_s), what};
+    if (!fits.ok()) {  // the former one stays on offer
+      half_.keep(fits.error());
       return {};
     }
     REFIT_ASSIGN(const bool free, free_to_write(stop));
     if (!free) return {};
     REFIT_TRY(model->fill(*trainer_, options_.seed));
     offer(newest.number);
-    return {};
-  }
-
-  Status say_if_stuck() {
-    if (half_.what.is_null() || !half_.unchanged.over()) return {};
-    tell("skips", half_.what);
-    half_.what = nullptr;
     return {};
   }
 
@@ -136,13 +107,8 @@ class Publisher : RankOfPart<PublishOptions> {
   std::unique_ptr<engine::ReferenceTrainer> trainer_;
   std::unique_ptr<agent::SourceAgent> agent_;
   std::int64_t step_ = 0;
-  // The newest directory, while it can't be read as a checkpoint that fits.
-  struct {
-    std::string path;
-    std::uint64_t contents = 0;
-    Deadline unchanged = Deadline::after_ns(0);
-    nlohmann::ordered_json what;  // null: told
-  } half_;
+  HalfWritten half_{options_.watch_timeout_s,
+                    [this](const std::string& what, const nlohmann::ordered_json& fields) { tell(what, fields); }};
 };
 
 Status publish(Context& context, const PublishOptions& o) {
@@ -214,7 +180,8 @@ void setup_publish(CLI::App& app, Context& context) {
       if (const Status s = publish(context, *o); !s.ok()) fail(context, s.error());
       return;
     }
-    to->model = o->model, to->watch = o->watch, to->steps = o->steps, to->from_step = o->from_step;
+    to->model = o->model, to->watch = o->watch, to->watch_timeout_s = o->watch_timeout_s, to->steps = o->steps,
+    to->from_step = o->from_step;
     to->seed = o->seed, to->share = o->share, to->threads = o->threads, to->hold = o->hold, to->json = context.json;
     if (const Status s = publish_to_store(*to); !s.ok()) fail(context, s.error());
   });

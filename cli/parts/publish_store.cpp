@@ -9,7 +9,8 @@
 namespace refit::cli {
 namespace {
 
-constexpr double kCollectS = 120;  // one look at what may go
+constexpr double kLongestS = 30 * 86400;  // of a lease, and of grace
+constexpr double kCollectS = 120;         // one look at what may go
 
 // Whole tensors of one step: a checkpoint's own mapped bytes, or a copy that training-like steps change.
 class Tensors {
@@ -77,18 +78,26 @@ class StorePublisher {
  private:
   Status open() {
     REFIT_ASSIGN(store_, open_store(o_.store, "--to"));
-    std::string path = o_.model;
-    if (path.empty()) {
-      Numbered newest;
-      while (newest.number < 0 && !asked_to_end()) {  // the trainer's first checkpoint makes the model known
-        REFIT_ASSIGN(newest, newest_directory(o_.watch));
-        if (newest.number < 0) system_env().wait(Deadline::after_s(o_.poll_s));
+    std::optional<ModelSource> model;
+    if (!o_.model.empty()) {
+      REFIT_ASSIGN(model, ModelSource::open(o_.model));
+      REFIT_ASSIGN(model_, store_model(*model));
+    }
+    while (!model && !asked_to_end()) {  // the trainer's first checkpoint makes the model known
+      REFIT_ASSIGN(const Numbered newest, newest_directory(o_.watch));
+      if (newest.number >= 0 && half_.changed(newest.path)) {
+        Result<ModelSource> found = ModelSource::open(newest.path);
+        Result<store::Model> known = found.ok() ? store_model(*found) : Result<store::Model>(found.error());
+        if (known.ok()) {
+          model_ = std::move(*known);
+          model = std::move(*found);
+          break;
+        }
+        half_.keep(known.error());
       }
-      path = newest.path;
+      system_env().wait(Deadline::after_s(o_.poll_s));
     }
     if (asked_to_end()) return {};
-    REFIT_ASSIGN(ModelSource model, ModelSource::open(path));
-    REFIT_ASSIGN(model_, store_model(model));
     store::PublishOptions options{.anchor_every = o_.anchor_every, .pool = &pool_};
     REFIT_ASSIGN(options.chunk_bytes, parse_bytes(o_.chunk_bytes, "--chunk-bytes"));
     REFIT_ASSIGN(options.object_bytes, parse_bytes(o_.object_bytes, "--object-bytes"));
@@ -101,7 +110,7 @@ class StorePublisher {
                  store::Publisher::open(*store_, model_, std::move(options), Deadline::after_s(o_.store.timeout_s)));
     publisher_ = std::make_unique<store::Publisher>(std::move(publisher));
     if (!o_.model.empty()) {
-      REFIT_ASSIGN(start_, Tensors::open(std::move(model), model_));
+      REFIT_ASSIGN(start_, Tensors::open(std::move(*model), model_));
     }
     events_.tell("publisher", "opened",
                  {{"store", store_->name()},
@@ -130,13 +139,12 @@ class StorePublisher {
   // A newer checkpoint than what is committed.
   Status look() {
     REFIT_ASSIGN(const Numbered newest, newest_directory(o_.watch));
-    if (newest.number <= publisher_->newest_step() || newest.path == bad_) return {};
+    if (newest.number <= publisher_->newest_step() || !half_.changed(newest.path)) return {};
     if (!base_) base_ = former();
     Result<ModelSource> model = ModelSource::open(newest.path);
     Result<Step> next = model.ok() ? Tensors::open(std::move(*model), model_) : Result<Step>(model.error());
     if (!next.ok()) {
-      bad_ = newest.path;
-      events_.tell("publisher", "skips", {{"directory", newest.path}, {"error", next.error().to_string()}});
+      half_.keep(next.error());
       return {};
     }
     REFIT_TRY(publish(newest.number, *next));
@@ -217,7 +225,10 @@ class StorePublisher {
   store::Model model_;
   std::unique_ptr<store::Publisher> publisher_;
   Step start_, base_;
-  std::string bad_, uncollected_;
+  HalfWritten half_{o_.watch_timeout_s, [this](const std::string& what, const nlohmann::ordered_json& fields) {
+                      events_.tell("publisher", what, fields);
+                    }};
+  std::string uncollected_;
   std::int64_t cleaned_ns_ = 0;
 };
 
@@ -228,6 +239,11 @@ Status publish_to_store(const PublishStoreOptions& o) {
     return Error(Code::kInvalid, "--steps and --watch both say what comes next: give one");
   if (o.model.empty() && o.watch.empty())
     return Error(Code::kInvalid, "--to needs --model (what to publish) or --watch (where checkpoints appear)");
+  for (const auto& [option, value] : {std::pair("--lease-s", o.lease_s), std::pair("--grace-s", o.grace_s)})
+    if (!(value <= kLongestS))
+      return Error(Code::kInvalid, std::string(option) + ": at most " + std::to_string(static_cast<int>(kLongestS)));
+  if (o.grace_s < o.lease_s)
+    return Error(Code::kInvalid, "--grace-s is shorter than --lease-s: a version could go before its reader is missed");
   (void)asked_to_end();
   const Status s = StorePublisher(o).run();
   return !s.ok() && s.error().code == Code::kCancelled && asked_to_end() ? Status() : s;

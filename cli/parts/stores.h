@@ -34,7 +34,7 @@ struct PublishStoreOptions {
   std::string model, watch, sign, encoding, chunk_bytes = "4MiB", object_bytes;
   std::int64_t steps = 0, from_step = 0, anchor_every = 10;
   std::uint64_t seed = 1, keep = 2;
-  double share = 0.01, lease_s = 60, grace_s = 300, poll_s = 1;
+  double share = 0.01, lease_s = 60, grace_s = 300, poll_s = 1, watch_timeout_s = 60;
   int threads = 1;
   bool hold = false, json = false;
 };

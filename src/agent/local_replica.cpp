@@ -172,9 +172,15 @@ Status LocalReplica::replace(const Seal& seal, const Txn& txn, const Version& ve
   }
   words(engine::WordState::kApplied);
   observe(Phase::kApplied, txn);
-  for (const LocalRank& r : ranks_)
-    if (Status s = r.instance->resume(); !s.ok())
-      return Error(s.error()).at_peer(rank_name(r.shard->rank())).at_stage("reopened");
+  for (const LocalRank& r : ranks_) {
+    const Status s = r.instance->resume();
+    if (s.ok()) continue;
+    // A replica is open whole or not at all: those before it shut again. What does not shut is told by resume()'s
+    // error.
+    const Deadline deadline = Deadline::after_ns(options_.gate_ns);
+    for (const LocalRank& opened : ranks_) static_cast<void>(opened.instance->pause(deadline));
+    return Error(s.error()).at_peer(rank_name(r.shard->rank())).at_stage("reopened");
+  }
   return {};
 }
 

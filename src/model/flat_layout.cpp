@@ -92,7 +92,8 @@ Result<std::shared_ptr<const FlatLayout>> FlatLayout::make(ModelConfig config, S
   CheckpointFacts once = facts;
   once.copies.clear();
   once.prefix.clear();
-  REFIT_ASSIGN(Spec module_spec, parse_spec(spec.fused() ? "hf:naming=fused" : "hf:naming=per-expert"));
+  const std::string module_text = spec.fused() ? "hf:naming=fused" : "hf:naming=per-expert";
+  REFIT_ASSIGN(Spec module_spec, parse_spec(module_text + (spec.given("draft") ? ",draft=skip" : "")));
   REFIT_ASSIGN(const auto module, RuleLayout::make(config, std::move(module_spec), std::move(once)));
   REFIT_ASSIGN(const RankLayout held, module->expand(Rank(0)));
   auto out = std::make_shared<FlatLayout>();

@@ -77,7 +77,8 @@ Sha256 hmac_sha256(std::span<const std::byte> key, std::string_view text) {
 
 Result<SigningKey> SigningKey::read(const std::string& path) {
   REFIT_ASSIGN(const OpenFile file, open_key_file(path, true));
-  EVP_PKEY* key = PEM_read_PrivateKey(file.get(), nullptr, nullptr, nullptr);
+  char no_phrase[] = "";  // else OpenSSL asks on the terminal
+  EVP_PKEY* key = PEM_read_PrivateKey(file.get(), nullptr, nullptr, no_phrase);
   if (key == nullptr) return Error(Code::kInvalid, path + ": no private key in PEM form without a pass phrase");
   SigningKey out;
   out.key_ = std::shared_ptr<void>(key, [](void* k) { EVP_PKEY_free(static_cast<EVP_PKEY*>(k)); });
@@ -98,7 +99,8 @@ Signature SigningKey::sign(std::span<const std::byte> bytes) const {
 
 Result<PublicKey> read_public_key(const std::string& path) {
   REFIT_ASSIGN(const OpenFile file, open_key_file(path, false));
-  const KeyPointer key(PEM_read_PUBKEY(file.get(), nullptr, nullptr, nullptr), EVP_PKEY_free);
+  char no_phrase[] = "";
+  const KeyPointer key(PEM_read_PUBKEY(file.get(), nullptr, nullptr, no_phrase), EVP_PKEY_free);
   if (!key) return Error(Code::kInvalid, path + ": no public key in PEM form (openssl pkey -pubout)");
   return public_of(key.get(), path);
 }

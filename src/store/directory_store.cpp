@@ -54,9 +54,12 @@ class DirectoryStore final : public ObjectStore {
   Result<bool> read(const std::string& key, std::int64_t offset, std::span<std::byte> out, Deadline) override {
     REFIT_ASSIGN(const std::string path, path_of(key));
     ++requests_;
-    const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));  // a FIFO would wait
     if (!fd.valid() && errno == ENOENT) return false;
     if (!fd.valid()) return failed(path, "open");
+    struct stat s {};
+    if (::fstat(fd.get(), &s) != 0) return failed(path, "look at it");
+    if (!S_ISREG(s.st_mode)) return broken(Code::kCorrupt, key, "is no regular file");
     std::size_t done = 0;
     while (done < out.size()) {
       const ssize_t n = ::pread(fd.get(), out.data() + done, out.size() - done, offset + static_cast<off_t>(done));
@@ -102,10 +105,9 @@ class DirectoryStore final : public ObjectStore {
     REFIT_ASSIGN(const std::string path, path_of(key));
     ++requests_;
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) return failed(path, "remove");
-    // The folder of a version goes with its last object.
-    std::error_code ignored;
-    if (const fs::path parent = fs::path(path).parent_path(); parent != fs::path(directory_))
-      fs::remove(parent, ignored);
+    // The folder of a version goes with its last object, and what a writer that died left there. The folders above
+    // stay: others may be about to write in them.
+    if (std::count(key.begin(), key.end(), '/') >= 2) remove_if_done(fs::path(path).parent_path());
     return {};
   }
 
@@ -135,6 +137,17 @@ class DirectoryStore final : public ObjectStore {
     fs::create_directories(fs::path(path).parent_path(), error);
     if (error) return Error(Code::kInvalid, path + ": cannot make its folder: " + error.message()).at_peer(name());
     return path;
+  }
+  static void remove_if_done(const fs::path& folder) {
+    std::error_code error;
+    std::vector<fs::path> left;
+    for (auto it = fs::directory_iterator(folder, error); !error && it != fs::directory_iterator();
+         it.increment(error)) {
+      if (!it->path().filename().string().starts_with('.')) return;
+      left.push_back(it->path());
+    }
+    for (const fs::path& p : left) ::unlink(p.c_str());
+    ::rmdir(folder.c_str());
   }
   // A synced temporary file in the same folder.
   Result<std::string> write_beside(const std::string& path, View bytes) {

@@ -182,7 +182,12 @@ Status Follower::take(const Link& link, std::vector<const Entry*> entries, Fetch
   std::atomic<bool> failed{false};
   const auto one = [&](std::int64_t i) {
     if (failed) return;
-    Status s = take_range(link, ranges[static_cast<std::size_t>(i)], deadline);
+    Status s;
+    {  // a long download outlives a lease that nobody renews
+      const std::lock_guard lock(mutex);
+      s = renew(lease_.to, deadline);
+    }
+    if (s.ok()) s = take_range(link, ranges[static_cast<std::size_t>(i)], deadline);
     if (s.ok()) return;
     const std::lock_guard lock(mutex);
     if (first_error.ok()) first_error = std::move(s);

@@ -14,7 +14,9 @@ using nlohmann::json;
 
 constexpr std::uint16_t kStoreFormat = 1, kAnchorFlag = 1, kSignedFlag = 2;
 constexpr std::size_t kManifestHead = 176, kObjectBytes = 8, kEntryBytes = 96, kSignatureBlock = 32 + 64;
-constexpr std::int64_t kMaxChunks = std::int64_t{1} << 28;
+// A manifest of an anchor in which every chunk changed has two entries for each; the rest is for objects.
+constexpr std::int64_t kMaxChunks = 5'500'000;
+static_assert(kMaxChunks * 2 * std::int64_t{kEntryBytes} + (16 << 20) < kMaxManifestBytes);
 
 Error bad(const std::string& what) { return {Code::kCorrupt, what}; }
 
@@ -146,7 +148,10 @@ Result<Grid> Grid::make(const Model& model, std::int64_t chunk_bytes) {
     if (bytes && std::find(info.shape.begin(), info.shape.end(), 0) != info.shape.end()) bytes = 0;
     const auto sum = bytes ? checked_add(out.bytes_, *bytes) : std::nullopt;
     if (!sum || ceil_div(*sum, chunk_bytes) + static_cast<std::int64_t>(model.tensors.size()) > kMaxChunks)
-      return Error(Code::kInvalid, "more chunks than a store can have, or sizes that overflow").at_tensor(info.name);
+      return Error(Code::kInvalid,
+                   "more than " + std::to_string(kMaxChunks) +
+                       " chunks, which a store can't have (larger --chunk-bytes), or sizes that overflow")
+          .at_tensor(info.name);
     out.bytes_ = *sum;
     out.first_.push_back(out.places_.size());
     out.tensor_bytes_.push_back(*bytes);

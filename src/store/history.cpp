@@ -74,7 +74,7 @@ Result<std::optional<Link>> History::load(std::uint64_t number, std::uint64_t ep
   REFIT_ASSIGN([[maybe_unused]] const Model* model, model_of(*m, deadline));
   if (Status s = check_manifest(*m, grid_); !s.ok())
     return Error(s.error()).at_peer(store_->name()).at_stage("manifest");
-  return std::optional<Link>(Link{std::move(*m), sha});
+  return std::optional<Link>(Link{std::move(*m), sha, std::ssize(*bytes)});
 }
 
 Result<const Model*> History::model_of(const Manifest& m, Deadline deadline) {
@@ -103,8 +103,9 @@ Result<const Model*> History::model_of(const Manifest& m, Deadline deadline) {
 }
 
 Result<std::optional<std::vector<Link>>> History::chain(Link top, const Content& known, std::uint64_t floor,
-                                                        Deadline deadline) {
+                                                        Deadline deadline, std::int64_t most_bytes) {
   std::vector<Link> out;
+  std::int64_t bytes = top.bytes;
   out.push_back(std::move(top));
   bool grounded = false;  // what is read suffices
   std::size_t below = 0;
@@ -117,6 +118,14 @@ Result<std::optional<std::vector<Link>>> History::chain(Link top, const Content&
     REFIT_ASSIGN(std::optional<Link> parent, load_parent(last, deadline));
     if (!parent && grounded) break;
     if (!parent) return std::optional<std::vector<Link>>();
+    bytes += parent->bytes;
+    if (bytes > most_bytes && grounded) break;
+    if (bytes > most_bytes)
+      return Error(Code::kExhausted, "the manifests from version " + std::to_string(out.front().manifest.number) +
+                                         " down to its anchor are too long: fewer versions between anchors")
+          .at_peer(store_->name())
+          .at_stage("manifest")
+          .amounts(most_bytes, bytes);
     out.push_back(std::move(*parent));
   }
   return std::optional<std::vector<Link>>(std::move(out));

@@ -13,6 +13,7 @@ namespace refit::store {
 struct Link {
   Manifest manifest;
   Sha256 sha256;  // of the manifest's bytes
+  std::int64_t bytes = 0;
 };
 
 // What every chunk of a version hashes to.
@@ -49,9 +50,10 @@ class History {
   const Grid& grid() const { return grid_; }
 
   // `top` and the versions below it, newest first: down to an anchor or to the version after `known`, and past an
-  // anchor on to `floor` + 1 where these are still there. none: one that is needed was collected meanwhile.
-  Result<std::optional<std::vector<Link>>> chain(Link top, const Content& known, std::uint64_t floor,
-                                                 Deadline deadline);
+  // anchor on to `floor` + 1 where these are still there and all are not longer than `most_bytes`. none: one that is
+  // needed was collected meanwhile. Errors: kExhausted when what is needed is longer.
+  Result<std::optional<std::vector<Link>>> chain(Link top, const Content& known, std::uint64_t floor, Deadline deadline,
+                                                 std::int64_t most_bytes = 4 * kMaxManifestBytes);
 
  private:
   History(ObjectStore& store, Lineage lineage, Trust trust) : store_(&store), lineage_(lineage), trust_(trust) {}

@@ -1,6 +1,7 @@
 #include "store/http.h"
 
 #include <curl/curl.h>
+#include <netinet/in.h>
 
 #include <algorithm>
 #include <cstring>
@@ -34,12 +35,27 @@ Code code_of(CURLcode c) {
 
 }  // namespace
 
+bool is_link_local(const sockaddr& address) {
+  if (address.sa_family == AF_INET)
+    return (ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 16) == 0xa9fe;
+  if (address.sa_family != AF_INET6) return false;
+  const in6_addr& six = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_LINKLOCAL(&six) ||
+         (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == 0xa9 && six.s6_addr[13] == 0xfe);
+}
+
 struct Http::Exchange {
   const HttpRequest& request;
   HttpAnswer answer;
   CURL* handle = nullptr;
   std::size_t sent = 0;
-  bool too_long = false;
+  bool too_long = false, link_local = false;
+
+  static curl_socket_t on_open(void* self, curlsocktype, curl_sockaddr* at) {
+    auto& x = *static_cast<Exchange*>(self);
+    x.link_local = is_link_local(at->addr);
+    return x.link_local ? CURL_SOCKET_BAD : ::socket(at->family, at->socktype | SOCK_CLOEXEC, at->protocol);
+  }
 
   static std::size_t on_read(char* to, std::size_t size, std::size_t n, void* self) {
     auto& x = *static_cast<Exchange*>(self);
@@ -136,6 +152,8 @@ Result<HttpAnswer> Http::perform(const HttpRequest& request, std::int64_t stall_
   curl_easy_setopt(h, CURLOPT_HEADERDATA, &x);
   curl_easy_setopt(h, CURLOPT_WRITEFUNCTION, &Exchange::on_write);
   curl_easy_setopt(h, CURLOPT_WRITEDATA, &x);
+  curl_easy_setopt(h, CURLOPT_OPENSOCKETFUNCTION, &Exchange::on_open);
+  curl_easy_setopt(h, CURLOPT_OPENSOCKETDATA, &x);
   if (cancelled) {
     curl_easy_setopt(h, CURLOPT_NOPROGRESS, 0L);
     curl_easy_setopt(
@@ -164,6 +182,7 @@ Result<HttpAnswer> Http::perform(const HttpRequest& request, std::int64_t stall_
   give(h);
   if (x.too_long) return Error(Code::kCorrupt, "the answer is longer than what was asked for");
   if (code == CURLE_ABORTED_BY_CALLBACK) return Error(Code::kCancelled, "asked to end");
+  if (code != CURLE_OK && x.link_local) return Error(Code::kInvalid, "link-local addresses are refused");
   if (code != CURLE_OK) return Error(code_of(code), *text != 0 ? text : curl_easy_strerror(code));
   x.answer.status = static_cast<int>(status);
   return std::move(x.answer);

@@ -1,5 +1,7 @@
 // One HTTP exchange over libcurl: no redirects, no credentials of curl's own, every wait bounded.
 #pragma once
+#include <sys/socket.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,6 +14,9 @@
 #include "store/s3_sign.h"
 
 namespace refit::store {
+
+// 169.254.0.0/16, also inside of IPv6, and fe80::/10: there machines' own credentials are served.
+bool is_link_local(const sockaddr& address);
 
 struct HttpRequest {
   std::string method, url;
@@ -35,7 +40,7 @@ class Http {
   Http(const Http&) = delete;
   Http& operator=(const Http&) = delete;
   // Errors: kPeerLost or kTimeout for what may pass, kCorrupt for an answer beyond its bounds, kInvalid for what will
-  // not pass (certificates, host names).
+  // not pass (certificates, host names, link-local addresses).
   Result<HttpAnswer> perform(const HttpRequest& request, std::int64_t stall_ns, Deadline deadline,
                              const std::function<bool()>& cancelled = {});
 

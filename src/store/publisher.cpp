@@ -205,6 +205,10 @@ Result<Published> Publisher::publish(std::int64_t step, const TensorBytes& next,
   report.encode_ns = monotonic_ns() - start - upload_ns;
 
   const Bytes manifest = write_manifest(m, options_.key ? &*options_.key : nullptr);
+  if (std::ssize(manifest) > kMaxManifestBytes)
+    return Error(Code::kInvalid, "the manifest is longer than readers take: larger --chunk-bytes or --object-bytes")
+        .at_stage("manifest")
+        .amounts(kMaxManifestBytes, std::ssize(manifest));
   now.manifest = sha256(manifest);
   REFIT_TRY(put_once(manifest_key(m.number, m.epoch), manifest, "manifest", deadline));
   // From here on it is committed: readers look at markers only.

@@ -16,10 +16,17 @@ Result<Census> look(History& history, const std::map<std::uint64_t, Census::Vers
       continue;
     }
     REFIT_ASSIGN(const std::optional<Link> link, history.load(n, deadline));
-    if (!link)  // a marker without its manifest: what a collector left that died; it goes on being removed
-      out.committed[n] = {};
-    else
+    if (link) {
       out.committed[n] = {link->manifest.epoch, link->manifest.parent_number, link->manifest.anchor};
+      continue;
+    }
+    // Markers go before manifests: another collector's work, unless the marker still stands. Then what lies below is
+    // not known, and nothing may go.
+    REFIT_ASSIGN(const std::optional<Bytes> marker, store.get(committed_key(n), kMarkerBytes, deadline));
+    if (marker)
+      return Error(Code::kCorrupt, "version " + std::to_string(n) + " is committed and has no manifest")
+          .at_peer(store.name())
+          .at_stage("manifest");
   }
   REFIT_ASSIGN(const std::vector<Listed> leases, store.list(kLeasesPrefix, deadline));
   for (const Listed& l : leases) {

@@ -58,7 +58,8 @@ class Collector {
 struct Collected {
   std::int64_t versions = 0, objects = 0, attempts = 0, leases = 0;
 };
-// Looks, decides, removes. What is half removed is found and removed by the next call. Errors: the store's.
+// Looks, decides, removes. What is half removed is found and removed by the next call. Errors: the store's;
+// kCorrupt, with nothing removed, when a committed version has no manifest.
 Result<Collected> collect(History& history, Collector& collector, std::int64_t now_ns, Deadline deadline);
 
 }  // namespace refit::store

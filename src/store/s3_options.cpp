@@ -1,8 +1,12 @@
 #include "store/s3_options.h"
 
+#include <arpa/inet.h>
+
 #include <cstdlib>
 #include <fstream>
 #include <map>
+
+#include "store/http.h"
 
 namespace refit::store {
 namespace {
@@ -97,7 +101,23 @@ bool plain(const std::string& text, const char* more) {
   return !text.empty();
 }
 
+// A host that is an address, in every way that resolvers read one. Names are looked at when they are resolved.
+bool names_link_local(const std::string& host) {
+  sockaddr_in four{};
+  four.sin_family = AF_INET;
+  if (::inet_aton(host.c_str(), &four.sin_addr) != 0) return is_link_local(reinterpret_cast<const sockaddr&>(four));
+  sockaddr_in6 six{};
+  six.sin6_family = AF_INET6;
+  const std::string bare = host.starts_with('[') && host.ends_with(']') ? host.substr(1, host.size() - 2) : host;
+  return ::inet_pton(AF_INET6, bare.c_str(), &six.sin6_addr) == 1 &&
+         is_link_local(reinterpret_cast<const sockaddr&>(six));
+}
+
 }  // namespace
+
+std::string shown(const std::string& url) {
+  return url.find('@') == std::string::npos ? "'" + url + "'" : "(with '@', so not shown; credentials do not go there)";
+}
 
 Result<S3Place> resolve(const S3Options& o) {
   const Desk desk(o);
@@ -105,7 +125,7 @@ Result<S3Place> resolve(const S3Options& o) {
   out.region = first_of(
       {o.region, desk.variable("AWS_REGION"), desk.variable("AWS_DEFAULT_REGION"), desk.config("region"), "us-east-1"});
   if (!plain(out.region, "-")) return Error(Code::kInvalid, "--region '" + out.region + "' is no region's name");
-  if (!plain(o.bucket, ".-_")) return Error(Code::kInvalid, "'" + o.bucket + "' is no bucket's name");
+  if (!plain(o.bucket, ".-_")) return Error(Code::kInvalid, shown(o.bucket) + " is no bucket's name");
   if (o.addressing != "auto" && o.addressing != "path" && o.addressing != "virtual")
     return Error(Code::kInvalid, "--addressing '" + o.addressing + "': auto, path or virtual");
   const std::string endpoint = first_of({o.endpoint, desk.variable("AWS_ENDPOINT_URL_S3"),
@@ -114,14 +134,20 @@ Result<S3Place> resolve(const S3Options& o) {
   const std::size_t scheme = url.find("://");
   out.scheme = scheme == std::string::npos ? "" : url.substr(0, scheme);
   if (out.scheme != "http" && out.scheme != "https")
-    return Error(Code::kInvalid, "--endpoint-url '" + url + "': give http://HOST[:PORT] or https://HOST[:PORT]");
+    return Error(Code::kInvalid, "--endpoint-url " + shown(url) + ": give http://HOST[:PORT] or https://HOST[:PORT]");
   out.host = url.substr(scheme + 3);
   if (const std::size_t slash = out.host.find('/'); slash != std::string::npos) {
     out.base_path = out.host.substr(slash);
     out.host.resize(slash);
   }
   while (out.base_path.ends_with('/')) out.base_path.pop_back();
-  if (!plain(out.host, ".-_:[]")) return Error(Code::kInvalid, "--endpoint-url '" + url + "' names no host");
+  if (!plain(out.host, ".-_:[]")) return Error(Code::kInvalid, "--endpoint-url " + shown(url) + " names no host");
+  const std::size_t colon = out.host.find(':', out.host.starts_with('[') ? out.host.find(']') : 0);
+  if (names_link_local(out.host.substr(0, colon)))
+    return Error(Code::kInvalid, "--endpoint-url " + shown(url) + ": link-local addresses are refused");
+  // What is signed is what curl sends, and that leaves the scheme's own port out.
+  if (colon != std::string::npos && out.host.substr(colon) == (out.scheme == "https" ? ":443" : ":80"))
+    out.host.resize(colon);
   out.path_style = o.addressing == "path" || (o.addressing == "auto" && !endpoint.empty());
   // A name with dots is not under the certificate of a virtual host.
   if (o.addressing == "auto" && o.bucket.find('.') != std::string::npos) out.path_style = true;

@@ -34,11 +34,14 @@ struct S3Place {
   Credentials credentials;
 };
 
+// An address in an error message, in quotes; one with '@' may hold a secret and is left out.
+std::string shown(const std::string& url);
+
 // Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN) unless a profile is asked for by option;
 // else the profile (option, AWS_PROFILE, default) of AWS_SHARED_CREDENTIALS_FILE or ~/.aws/credentials, or of
 // AWS_CONFIG_FILE or ~/.aws/config. Region: option, AWS_REGION, AWS_DEFAULT_REGION, profile, us-east-1. Endpoint:
 // option, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, profile, Amazon's of that region. Errors: kInvalid listing what was
-// looked at.
+// looked at, or for an endpoint with a link-local address (where machines' own credentials are served).
 Result<S3Place> resolve(const S3Options& options);
 
 }  // namespace refit::store

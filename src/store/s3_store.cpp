@@ -14,7 +14,8 @@ namespace refit::store {
 namespace {
 
 constexpr std::int64_t kFirstPauseNs = 100'000'000, kLongestPauseNs = 5 * kNsPerSecond;
-constexpr std::size_t kMostText = 300;  // of what a server says, in an error
+constexpr std::size_t kMostText = 300;         // of what a server says, in an error
+constexpr std::int64_t kMostKeys = 4'000'000;  // of one listing
 constexpr const char* kEmptySha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 // What an S3 error document says.
@@ -139,7 +140,11 @@ class S3Store final : public ObjectStore {
     Call c{.method = "HEAD", .key = key};
     c.stage = "stat";
     REFIT_ASSIGN(const HttpAnswer a, call(c, deadline));
-    if (a.status == 404) return std::optional<Stat>();
+    if (a.status == 404) {  // without a body nobody knows who says so; a GET tells
+      std::byte first{};
+      REFIT_ASSIGN(const bool there, read(key, 0, {&first, 1}, deadline));
+      return there ? Result<std::optional<Stat>>(refusal(c, a)) : std::optional<Stat>();
+    }
     if (a.status != 200) return refusal(c, a);
     Stat out;
     const auto length = a.headers.find("content-length"), sha = a.headers.find("x-amz-meta-sha256");
@@ -169,6 +174,9 @@ class S3Store final : public ObjectStore {
         const std::string key = percent_decode(object.child_value("Key"));
         if (key.starts_with(lead_)) out.push_back({key.substr(lead_.size()), object.child("Size").text().as_llong()});
       }
+      if (std::ssize(out) > kMostKeys)
+        return at(c, {Code::kExhausted, "more objects under " + prefix + " than are listed"})
+            .amounts(kMostKeys, std::ssize(out));
       const std::string next = result.child_value("NextContinuationToken");
       const bool more = std::string_view(result.child_value("IsTruncated")) == "true";
       if (more && (next.empty() || next == token))
@@ -230,11 +238,8 @@ class S3Store final : public ObjectStore {
 
   // ---- what an answer means
 
-  static bool missing(const HttpAnswer& a) {
-    if (a.status != 404) return false;
-    const std::string code = said_by(a.body).code;
-    return code.empty() || code == "NoSuchKey" || code == "NotFound";
-  }
+  // The store says so: a 404 of a proxy on the way, or of a server that is not ready, says nothing of the object.
+  static bool missing(const HttpAnswer& a) { return a.status == 404 && said_by(a.body).code == "NoSuchKey"; }
   Error at(const Call& c, Error e) const {
     if (!c.key.empty()) e.message = "object " + c.key + ": " + e.message;
     return std::move(e).at_peer(name()).at_stage(c.stage);
@@ -267,8 +272,10 @@ class S3Store final : public ObjectStore {
     } else if (a.status == 507 || said.code == "XMinioStorageFull" || said.code == "QuotaExceeded") {
       code = Code::kExhausted;
       text = "the store is full (" + text + ")";
-    } else if (said.code == "NoSuchBucket" || a.status == 404) {
+    } else if (said.code == "NoSuchBucket") {
       text = "the bucket does not exist (" + text + ")";
+    } else if (a.status == 404) {
+      text = "not found, and not said as S3 says it (" + text + "): is there a proxy on the way?";
     }
     return at(c, {code, text});
   }

@@ -96,9 +96,10 @@ enum class Scan : std::uint8_t { kNone, kFirst, kSecond };
 std::vector<Preset> maxtext(const Family& family, Scan scan) {
   const bool gemma = &family == &gemma3();
   Program embedding{load(0), pad(0, "vocab_multiple")}, norm{load(0)};
+  const Program head{load(0), pad(0, "vocab_multiple"), permute("1,0")};
   if (gemma) embedding.push_back(value("times_sqrt:H")), norm.push_back(value("plus_one"));
   std::vector<Preset> out{{kEmbedding, "params.token_embedder.embedding", embedding},
-                          {kHead, "params.decoder.logits_dense.kernel", turned()},
+                          {kHead, "params.decoder.logits_dense.kernel", head},
                           {"model.norm.weight", "params.decoder.decoder_norm.scale", norm}};
   for (const MaxTextName& m : maxtext_layer(family)) {
     const std::string name =

@@ -139,7 +139,7 @@ std::vector<std::pair<std::string_view, std::string_view>> megatron_copies(const
 Status megatron_check(const Spec& spec, const ModelConfig& config) {
   const std::int64_t tp = spec.number("tp"), ep = spec.number("ep"), etp = spec.number("etp");
   for (const Row& row : config.family->rows)
-    if (row.where == "mtp0" && config.draft_layers() > 1)
+    if (row.where == "mtp0" && config.draft_layers() > 1 && !spec.given("draft"))
       return Error(Code::kUnsupported, "megatron: " + std::string(config.family->name) + " has one " +
                                            std::string(row.members[0].name) + " for all of its " +
                                            std::to_string(config.draft_layers()) +

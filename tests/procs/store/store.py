@@ -133,6 +133,25 @@ def whole(world):
     assert served["wanted"] <= all_chunks(), served
 
 
+def half_written(world):
+    """Checkpoints that are seen half written, the first one too, are taken up when they are whole."""
+    watched, data = world.scratch / "checkpoints", (world.model / "model.safetensors").read_bytes()
+    watched.mkdir()
+    trainer = world.start("publish", "--to", world.url, "--watch", watched, "--watch-timeout-s", 0.3, "--poll-s", 0.05, *CHUNKS)
+    for step in 1, 2:
+        half = watched / f"step-{step}"
+        half.mkdir()
+        (half / "config.json").write_bytes((world.model / "config.json").read_bytes())
+        waits = trainer.event("waits")
+        assert waits["directory"] == str(half) and "safetensors" in waits["error"], waits
+        assert trainer.event("skips")["error"] == waits["error"]
+        (half / "model.safetensors").write_bytes(data[:len(data) // 2])
+        trainer.event("skips")
+        (half / "model.safetensors").write_bytes(data)
+        trainer.event("committed", step=step)
+    assert trainer.end() == 0
+
+
 def offline(world):
     """A follower that is killed, and one whose server goes away; both go on from what they have."""
     world.publish(0)
@@ -270,7 +289,7 @@ def credentials(world):
 
 def retention(world):
     """Versions go when nobody needs them, and not before."""
-    short = ["--keep", 1, "--lease-s", 2, "--grace-s", 0.5, "--anchor-every", 2]
+    short = ["--keep", 1, "--lease-s", 2, "--grace-s", 2, "--anchor-every", 2]
     world.publish(1, *short)
     follower = world.follower("--lease", "slow")
     follower.event("serves", step=1)
@@ -395,7 +414,7 @@ def element_count(shape):
     return count
 
 
-CASES = [whole, offline, dead_publisher, faults, credentials, retention, parts, signatures, full_disk]
+CASES = [whole, half_written, offline, dead_publisher, faults, credentials, retention, parts, signatures, full_disk]
 
 
 def main():

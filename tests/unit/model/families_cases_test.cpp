@@ -169,7 +169,8 @@ TEST(LatentAttention, DraftLayersAndTheirCopies) {
   EXPECT_EQ(shape_of(*megatron, 0, "mtp.layers.0.mtp_model_layer.self_attention.linear_q_up_proj.weight"),
             (Dims{4, 2}));
   // A live module without them, whatever its configuration counts.
-  for (const std::string spec : {"hf", "hf:naming=fused", "fsdp=2", "megatron"}) {
+  for (const std::string spec :
+       {"hf", "hf:naming=fused", "fsdp=2", "fsdp=2,flat=zero3", "fsdp=2,flat=zero3,naming=fused", "megatron"}) {
     const auto none = must(text, spec + (spec.find_first_of(":=") == std::string::npos ? ":" : ",") + "draft=skip");
     const auto all = rank_of(*must(text, spec), 0).parameters.size();
     EXPECT_LT(rank_of(*none, 0).parameters.size(), all) << spec;

@@ -119,6 +119,7 @@ TEST(Flat, Refusals) {
   EXPECT_THAT(refusal(drafts, "fsdp=2,flat=fsdp1"),
               testing::HasSubstr("where modules of family deepseek_v3 register 'eh_proj' is not known"));
   EXPECT_EQ(refusal(drafts, "fsdp=2,flat=zero3"), "accepted");
+  EXPECT_EQ(refusal(drafts, "fsdp=2,flat=fsdp1,draft=skip"), "accepted");
   Catalogue mixed = *catalogue_of(config({}));
   mixed.tensors[static_cast<std::size_t>(id_of(mixed, "model.layers.0.input_layernorm.weight"))].dtype = DType::kF32;
   EXPECT_THAT(refusal(config({}), "fsdp=2,flat=fsdp1", &mixed),

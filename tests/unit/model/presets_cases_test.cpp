@@ -64,6 +64,9 @@ TEST(Presets, MaxTextWeavesAndScales) {
   EXPECT_EQ(shape_of(*must(config(preset_sizes("llama")), "jax:preset=maxtext,vocab_multiple=8"), 0,
                      "params.token_embedder.embedding"),
             (Dims{16, 5}));
+  EXPECT_EQ(shape_of(*must(config(preset_sizes("llama")), "jax:preset=maxtext,vocab_multiple=8"), 0,
+                     "params.decoder.logits_dense.kernel"),
+            (Dims{5, 16}));
 }
 
 TEST(Presets, MaxTextScansLayers) {
@@ -157,6 +160,7 @@ TEST(Drafts, SeveralOfOnePairOfNorms) {
     EXPECT_NE(id_of(hf->catalogue(), name), -1) << name;
   EXPECT_EQ(refusal(text, "fsdp=3"), "accepted");
   EXPECT_EQ(refusal(text, "vllm:tp=2,draft=skip"), "accepted");
+  EXPECT_EQ(refusal(text, "megatron:draft=skip"), "accepted");
   EXPECT_THAT(refusal(text, "megatron"),
               testing::HasSubstr("has one mtp.pre_fc_norm_embedding.weight for all of its 2 draft layers"));
 }

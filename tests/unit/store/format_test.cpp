@@ -127,6 +127,7 @@ TEST(StoreFormat, GridRefusesWhatOverflows) {
   EXPECT_FALSE(grid({100, 3}, kMaxChunkBytes * 2));
   EXPECT_FALSE(grid({std::int64_t{1} << 62, 4}, 64));
   EXPECT_FALSE(grid({std::int64_t{1} << 58}, 64));
+  EXPECT_FALSE(grid({8 * 5'500'001}, 64));  // its manifest would be longer than readers take
 }
 
 }  // namespace

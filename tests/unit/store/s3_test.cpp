@@ -1,6 +1,11 @@
 // S3 without a server: the signature against Amazon's published examples, and where credentials come from.
-#include <fstream>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include <fstream>
+#include <thread>
+
+#include "store/http.h"
 #include "store/s3_sign.h"
 #include "unit/store/helpers.h"
 
@@ -125,12 +130,112 @@ TEST_F(S3Environment, Refusals) {
     o.endpoint = endpoint;
     EXPECT_FALSE(place(o).ok()) << endpoint;
   }
+  for (const char* endpoint : {"http://169.254.169.254", "https://169.254.1.2:9000/x", "http://2852039166",
+                               "http://[fe80::1]:80", "http://[::ffff:169.254.169.254]"}) {
+    S3Options o;
+    o.endpoint = endpoint;
+    const auto p = place(o);
+    ASSERT_FALSE(p.ok()) << endpoint;
+    EXPECT_THAT(p.error().message, ::testing::HasSubstr("link-local")) << endpoint;
+  }
+  // A name may lead there too.
+  for (const char* url : {"http://169.254.169.254/", "http://[fe80::1]/"}) {
+    const auto answer = Http().perform({.method = "GET", .url = url}, kNsPerSecond, Deadline::after_s(5));
+    ASSERT_FALSE(answer.ok()) << url;
+    EXPECT_EQ(answer.error().code, Code::kInvalid) << answer.error().to_string();
+  }
+  for (const char* endpoint : {"http://me:geheim@store:9000", "me:geheim@store"}) {
+    S3Options o;
+    o.endpoint = endpoint;
+    const auto p = place(o);
+    ASSERT_FALSE(p.ok()) << endpoint;
+    EXPECT_EQ(p.error().message.find("geheim"), std::string::npos) << p.error().message;
+  }
+  const auto secret = open_store("s3://me:geheim@bucket/x", "--to", {});
+  ASSERT_FALSE(secret.ok());
+  EXPECT_EQ(secret.error().message.find("geheim"), std::string::npos) << secret.error().message;
+  for (const auto& [endpoint, host] : std::map<std::string, std::string>{{"https://store:443", "store"},
+                                                                         {"http://store:80/x", "store"},
+                                                                         {"http://store:443", "store:443"},
+                                                                         {"http://[::1]:80", "[::1]"},
+                                                                         {"http://[::1]:9000", "[::1]:9000"}}) {
+    S3Options o;
+    o.endpoint = endpoint;
+    const auto p = place(o);
+    ASSERT_TRUE(p.ok()) << endpoint;
+    EXPECT_EQ(p->host, host);
+  }
   S3Options o;
   o.bucket = "a/b";
   EXPECT_FALSE(place(o).ok());
   EXPECT_FALSE(open_store("ftp://x", "--to", {}).ok());
   EXPECT_FALSE(open_store("s3://", "--to", {}).ok());
   EXPECT_FALSE(open_store("file://relative", "--to", {}).ok());
+}
+
+// Answers every request with the same bytes.
+class OneAnswer {
+ public:
+  explicit OneAnswer(std::string answer) : answer_(std::move(answer)), listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t n = sizeof(at);
+    EXPECT_EQ(::bind(listener_, reinterpret_cast<sockaddr*>(&at), n), 0);
+    EXPECT_EQ(::listen(listener_, 8), 0);
+    ::getsockname(listener_, reinterpret_cast<sockaddr*>(&at), &n);
+    url = "http://127.0.0.1:" + std::to_string(ntohs(at.sin_port));
+    thread_ = std::thread([this] {
+      for (int peer = -1; (peer = ::accept(listener_, nullptr, nullptr)) >= 0; ::close(peer)) {
+        std::string head;
+        char c = 0;
+        while (!head.ends_with("\r\n\r\n") && ::recv(peer, &c, 1, 0) == 1) head.push_back(c);
+        const std::size_t end = answer_.find("\r\n\r\n") + 4;
+        const std::string said = head.starts_with("HEAD") ? answer_.substr(0, end) : answer_;
+        EXPECT_EQ(::send(peer, said.data(), said.size(), MSG_NOSIGNAL), std::ssize(said));
+      }
+    });
+  }
+  ~OneAnswer() {
+    ::shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    ::close(listener_);
+  }
+  std::string url;
+
+ private:
+  const std::string answer_;
+  const int listener_;
+  std::thread thread_;
+};
+
+// Only the store's own word counts: a proxy's 404 is no absent object.
+TEST_F(S3Environment, WhatIsAbsent) {
+  const auto asks = [](const std::string& body) {
+    OneAnswer server("HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
+                     "\r\n\r\n" + body);
+    S3Options o;
+    o.endpoint = server.url;
+    o.variable = [](const std::string& n) {
+      return n.starts_with("AWS_") && n.ends_with("KEY_ID") ? std::optional<std::string>("k")
+             : n == "AWS_SECRET_ACCESS_KEY"                 ? std::optional<std::string>("s")
+                                                            : std::nullopt;
+    };
+    auto store = open_store("s3://bucket", "--to", o).value();
+    const auto got = store->get("root", 40, soon());
+    const auto stat = store->stat("root", soon());
+    std::byte b{};
+    const auto read = store->read("root", 0, {&b, 1}, soon());
+    EXPECT_EQ(got.ok(), stat.ok());
+    EXPECT_EQ(got.ok(), read.ok());
+    EXPECT_EQ(got.ok(), store->remove("root", soon()).ok());
+    EXPECT_TRUE(!got.ok() || (!*got && !*stat && !*read));
+    return got.ok();
+  };
+  EXPECT_TRUE(asks("<Error><Code>NoSuchKey</Code></Error>"));
+  EXPECT_FALSE(asks("<html>not here</html>"));
+  EXPECT_FALSE(asks("<Error><Code>NoSuchBucket</Code></Error>"));
+  EXPECT_FALSE(asks(""));
 }
 
 // Nobody listens there: tried until the deadline, and no secret in what is told.

@@ -1,4 +1,8 @@
 // Publishing and following where nothing fails: what travels, and what is refused.
+#include <sys/stat.h>
+
+#include <fstream>
+
 #include "unit/store/helpers.h"
 
 namespace refit::store::testing {
@@ -225,7 +229,36 @@ TEST(StoreVersions, TheSameInADirectory) {
   EXPECT_FALSE((*store)->get("nothing/here", 10, soon()).value().has_value());
   EXPECT_EQ((*store)->get("../escape", 10, soon()).error().code, Code::kInternal);
   EXPECT_TRUE((*store)->list("absent/", soon()).value().empty());
+  // What is no file is not waited for.
+  ASSERT_EQ(::mkfifo((top + "/committed/7").c_str(), 0600), 0);
+  EXPECT_EQ((*store)->get("committed/7", 10, soon()).error().code, Code::kCorrupt);
+  // A version's folder goes with what a writer that died left in it; the folders above stay.
+  const auto put = [&](const std::string& key) { return (*store)->put(key, Bytes(3), sha256(Bytes(3)), soon()).ok(); };
+  ASSERT_TRUE(put("versions/9-a/manifest") && put("versions/9-a/data-0") && put("leases/me"));
+  std::ofstream(top + "/versions/9-a/.abcdef") << "half";
+  ASSERT_TRUE((*store)->remove("versions/9-a/manifest", soon()).ok());
+  EXPECT_TRUE(std::filesystem::exists(top + "/versions/9-a/.abcdef"));
+  ASSERT_TRUE((*store)->remove("versions/9-a/data-0", soon()).ok());
+  EXPECT_FALSE(std::filesystem::exists(top + "/versions/9-a"));
+  ASSERT_TRUE((*store)->remove("leases/me", soon()).ok());
+  EXPECT_TRUE(std::filesystem::exists(top + "/leases"));
   std::filesystem::remove_all(top);
+}
+
+TEST(StoreVersions, AChainIsReadUpToABound) {
+  MemoryStore store;
+  publish_steps(store, 0, 4);  // anchors: versions 1, 4
+  History history = History::open(store, {}, soon()).value();
+  const auto down = [&](std::uint64_t number, std::int64_t most) {
+    return history.chain(*history.load(number, soon()).value(), {}, 0, soon(), most);
+  };
+  EXPECT_EQ(down(3, 1 << 20).value()->size(), 3u);
+  // Exactly the top one fits.
+  const auto bounded = down(3, history.load(3, soon()).value()->bytes);
+  ASSERT_FALSE(bounded.ok());
+  EXPECT_EQ(bounded.error().code, Code::kExhausted);
+  EXPECT_EQ(down(5, 1 << 20).value()->size(), 5u);
+  EXPECT_EQ(down(4, 1).value()->size(), 1u);  // what lies below an anchor is only a shorter way
 }
 
 }  // namespace
