@@ -18,7 +18,7 @@ inline constexpr std::size_t kChunkBytes = 1 << 20;     // sent
 inline constexpr std::size_t kMaxChunkBytes = 4 << 20;  // accepted
 inline constexpr std::uint64_t kCreditBytes = 4 << 20;  // of one bucket on its way and not yet taken
 // All ranks of a host, or behind one address, connect at once.
-inline constexpr std::size_t kMostStrangers = 256;
+inline constexpr std::size_t kMostStrangers = 192;
 struct Incoming {
   std::uint64_t bytes = 0, got = 0;
   Staging::Slot slot;

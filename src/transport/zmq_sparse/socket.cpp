@@ -16,6 +16,7 @@ constexpr int kQueue = 64;            // messages; chunks are bounded by credit
 // A listener's replies are small and bounded by credit: a few for each bucket that is offered or under way. Who lets
 // more gather reads none of them, and is cut off.
 constexpr int kReplies = 1024;
+constexpr int kBacklog = 512;  // all ranks of a job connect at once
 constexpr int kHandshakeMs = 5000;
 constexpr int kConnectMs = 10'000;
 
@@ -109,7 +110,7 @@ Result<Socket> Socket::listener(Context& context, const std::string& host, std::
                                 std::string& at) {
   Socket s(zmq_socket(context.get(), ZMQ_ROUTER));
   if (!s || !common(s.get(), most_bytes) || !set(s.get(), ZMQ_ROUTER_MANDATORY, 1) ||
-      !set(s.get(), ZMQ_SNDHWM, kReplies))
+      !set(s.get(), ZMQ_SNDHWM, kReplies) || !set(s.get(), ZMQ_BACKLOG, kBacklog))
     return failed("make a listener");
   if (keys && (!set(s.get(), ZMQ_CURVE_SERVER, 1) || !set_text(s.get(), ZMQ_CURVE_SECRETKEY, keys->secret)))
     return failed("set its keys");
