@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pathlib
-import queue
 import re
 import signal
 import struct
@@ -18,48 +17,18 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import object_server  # noqa: E402
+import part_process  # noqa: E402
 import tiny_model  # noqa: E402
 
 REFIT = sys.argv[1]
-PATIENCE_S = 30
+PATIENCE_S = part_process.PATIENCE_S
 CHUNKS = ["--chunk-bytes", "64KiB", "--object-bytes", "256KiB"]
 TARGET = ["--target", "vllm:tp=3"]
 
 
-class Part:
-    """A process that tells one JSON event a line."""
-
+class Part(part_process.Part):
     def __init__(self, world, *arguments):
-        self.process = subprocess.Popen([REFIT, *map(str, arguments), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=world.env)
-        self.lines, self.told = queue.Queue(), []
-        threading.Thread(target=self.read, daemon=True).start()
-
-    def read(self):
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put(None)
-
-    def event(self, what, **fields):
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            line = self.lines.get(timeout=max(0.01, end - time.monotonic()))
-            assert line is not None, f"ended ({self.process.wait()}) before '{what}' {fields}; told {self.told[-4:]}; {self.process.stderr.read()}"
-            event = json.loads(line)
-            self.told.append(event)
-            if event.get("event") == what and all(event.get(k) == v for k, v in fields.items()):
-                return event
-
-    def finish(self):
-        """Exit status and everything that it told."""
-        status = self.process.wait(timeout=PATIENCE_S)
-        while (line := self.lines.get(timeout=PATIENCE_S)) is not None:
-            self.told.append(json.loads(line))
-        return status
-
-    def end(self, how=signal.SIGTERM):
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-        return self.process.wait(timeout=PATIENCE_S)
+        super().__init__(REFIT, *arguments, env=world.env)
 
 
 class World:

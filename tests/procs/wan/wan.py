@@ -12,14 +12,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import part_process  # noqa: E402
 import tiny_model  # noqa: E402
 
 REFIT = sys.argv[1]
-PATIENCE_S = 30
+PATIENCE_S = part_process.PATIENCE_S
 SOURCE, TARGET = "fsdp=2", "vllm:tp=3,replicas=2"
 SMALL = ["--set", "refit.staging_bytes=8MiB", "--set", "refit.bucket_bytes=1MiB"]
 
@@ -28,43 +28,9 @@ def run(*arguments, timeout=PATIENCE_S):
     return subprocess.run([REFIT, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
 
 
-class Part:
-    """A process that tells one JSON event a line."""
-
+class Part(part_process.Part):
     def __init__(self, *arguments):
-        self.process = subprocess.Popen([REFIT, *map(str, arguments), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.command = pathlib.Path(f"/proc/{self.process.pid}/cmdline").read_bytes()
-        self.lines, self.told = queue.Queue(), []
-        threading.Thread(target=self.read, daemon=True).start()
-
-    def read(self):
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put(None)
-
-    def event(self, what, **fields):
-        """The next event of that name (and with these fields) from now on; others are kept in `told`."""
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            line = self.lines.get(timeout=max(0.01, end - time.monotonic()))
-            assert line is not None, f"ended ({self.process.wait()}) before '{what}' {fields}; told {self.told[-4:]}; {self.process.stderr.read()}"
-            event = json.loads(line)
-            self.told.append(event)
-            if event.get("event") == what and all(event.get(k) == v for k, v in fields.items()):
-                return event
-
-    def errors(self):
-        """What it ended with."""
-        assert self.process.wait(timeout=PATIENCE_S) != 0
-        last = None
-        while (line := self.lines.get(timeout=PATIENCE_S)) is not None:
-            last = line
-        return json.loads(last)["errors"]
-
-    def end(self, how=signal.SIGTERM):
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-        return self.process.wait(timeout=PATIENCE_S)
+        super().__init__(REFIT, *arguments)
 
 
 class Job:

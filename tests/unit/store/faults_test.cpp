@@ -58,31 +58,21 @@ TEST(StoreFaults, PublisherDiesAtEveryStep) {
 }
 
 // The answer to one write is lost; the store lives on.
-class Hiccup final : public ObjectStore {
+class Hiccup final : public PassingStore {
  public:
-  Hiccup(ObjectStore& s, std::int64_t n) : ObjectStore("hiccup:"), inner(s), at(n) {}
+  Hiccup(ObjectStore& s, std::int64_t n) : PassingStore(s), at(n) {}
   Status put(const std::string& k, View b, const Sha256& s, Deadline d) override {
     return once([&] { return inner.put(k, b, s, d); });
   }
   Result<bool> put_new(const std::string& k, View b, Deadline d) override {
     return once([&] { return inner.put_new(k, b, d); });
   }
-  Result<std::optional<Bytes>> get(const std::string& k, std::int64_t l, Deadline d) override {
-    return inner.get(k, l, d);
-  }
-  Result<bool> read(const std::string& k, std::int64_t o, std::span<std::byte> out, Deadline d) override {
-    return inner.read(k, o, out, d);
-  }
-  Result<std::optional<Stat>> stat(const std::string& k, Deadline d) override { return inner.stat(k, d); }
-  Result<std::vector<Listed>> list(const std::string& p, Deadline d) override { return inner.list(p, d); }
-  Status remove(const std::string& k, Deadline d) override { return inner.remove(k, d); }
   template <typename F>
   auto once(F f) -> decltype(f()) {
     auto result = f();
     if (calls++ == at) return Error(Code::kPeerLost, "the answer was lost");
     return result;
   }
-  ObjectStore& inner;
   const std::int64_t at;
   std::int64_t calls = 0;
 };

@@ -74,6 +74,24 @@ class MemoryStore final : public ObjectStore {
   std::mutex mutex_;
 };
 
+// Another store's calls as they are; a test overrides what it wants otherwise.
+class PassingStore : public ObjectStore {
+ public:
+  explicit PassingStore(ObjectStore& s) : ObjectStore(s.name()), inner(s) {}
+  Status put(const std::string& k, View b, const Sha256& s, Deadline d) override { return inner.put(k, b, s, d); }
+  Result<bool> put_new(const std::string& k, View b, Deadline d) override { return inner.put_new(k, b, d); }
+  Result<std::optional<Bytes>> get(const std::string& k, std::int64_t l, Deadline d) override {
+    return inner.get(k, l, d);
+  }
+  Result<bool> read(const std::string& k, std::int64_t o, std::span<std::byte> out, Deadline d) override {
+    return inner.read(k, o, out, d);
+  }
+  Result<std::optional<Stat>> stat(const std::string& k, Deadline d) override { return inner.stat(k, d); }
+  Result<std::vector<Listed>> list(const std::string& p, Deadline d) override { return inner.list(p, d); }
+  Status remove(const std::string& k, Deadline d) override { return inner.remove(k, d); }
+  ObjectStore& inner;
+};
+
 // From call `at` on it is dead: that call fails before its effect, or after it (the answer is lost).
 class MortalStore final : public ObjectStore {
  public:

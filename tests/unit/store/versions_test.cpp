@@ -191,24 +191,13 @@ TEST(StoreVersions, AStoreThatWentBackIsRefused) {
 }
 
 TEST(StoreVersions, AStoreWithoutConditionalWritesIsRefused) {
-  class Careless final : public ObjectStore {
+  class Careless final : public PassingStore {
    public:
-    explicit Careless(MemoryStore& s) : ObjectStore("careless:"), inner(s) {}
-    Status put(const std::string& k, View b, const Sha256& s, Deadline d) override { return inner.put(k, b, s, d); }
+    using PassingStore::PassingStore;
     Result<bool> put_new(const std::string& k, View b, Deadline d) override {
       REFIT_TRY(inner.put(k, b, sha256(b), d));
       return true;
     }
-    Result<std::optional<Bytes>> get(const std::string& k, std::int64_t l, Deadline d) override {
-      return inner.get(k, l, d);
-    }
-    Result<bool> read(const std::string& k, std::int64_t o, std::span<std::byte> out, Deadline d) override {
-      return inner.read(k, o, out, d);
-    }
-    Result<std::optional<Stat>> stat(const std::string& k, Deadline d) override { return inner.stat(k, d); }
-    Result<std::vector<Listed>> list(const std::string& p, Deadline d) override { return inner.list(p, d); }
-    Status remove(const std::string& k, Deadline d) override { return inner.remove(k, d); }
-    MemoryStore& inner;
   };
   MemoryStore memory;
   Careless store(memory);
