@@ -111,14 +111,7 @@ void Driver::perform(Append& a) {
 }
 
 void Driver::perform(ReadEpoch&) {
-  const auto read = [&]() -> Result<Epoch> {
-    // By its path: whoever took over may have put another file there.
-    REFIT_ASSIGN(const std::unique_ptr<File> file, options_.env->file(options_.journal_path));
-    REFIT_ASSIGN(const std::vector<std::byte> bytes, file->read_all());
-    REFIT_ASSIGN(const JournalState state, recover(bytes, options_.config.job));
-    return state.epoch;
-  };
-  const Result<Epoch> highest = read();
+  const Result<Epoch> highest = journal_.highest(*options_.env);
   if (highest.ok()) {
     missed_looks_ = 0;
     events_.push_back(EpochRead{*highest});

@@ -24,6 +24,8 @@ Status compact(Env& env, const std::string& path, JournalFile& journal) {
   REFIT_TRY(env.replace(fresh, path));
   journal.file = std::move(file);
   journal.bytes = static_cast<std::int64_t>(bytes.size());
+  journal.last = bytes;
+  journal.last_epoch = record.epoch;
   journal.recovered = again;
   return {};
 }
@@ -35,17 +37,30 @@ Status JournalFile::append(Env& env, std::span<const Record> records) {
   REFIT_TRY(file->append(frame));
   REFIT_TRY(file->sync());
   REFIT_ASSIGN(const std::unique_ptr<File> there, env.file(path));
-  REFIT_ASSIGN(const std::vector<std::byte> all, there->read_all());
-  const std::int64_t want = bytes + static_cast<std::int64_t>(frame.size());
-  if (static_cast<std::int64_t>(all.size()) == want && std::equal(frame.rbegin(), frame.rend(), all.rbegin())) {
-    bytes = want;
+  REFIT_ASSIGN(const std::vector<std::byte> end, there->read_from(bytes));
+  if (end == frame) {
+    bytes += static_cast<std::int64_t>(frame.size());
+    last = frame;
+    last_epoch = records[0].epoch;
     return {};
   }
+  REFIT_ASSIGN(const std::vector<std::byte> all, there->read_all());
   const Result<JournalState> read = recover(all, recovered.job);
   const std::string theirs = read.ok() ? "of epoch " + std::to_string(read->epoch.value) : read.error().message;
   return Error(Code::kMismatch, "another process has written the journal, it is now " + theirs +
                                     ", this coordinator is of epoch " + std::to_string(records[0].epoch.value) +
                                     " and ends");
+}
+
+Result<Epoch> JournalFile::highest(Env& env) const {
+  REFIT_ASSIGN(const std::unique_ptr<File> there, env.file(path));
+  if (!last.empty()) {
+    REFIT_ASSIGN(const std::vector<std::byte> end, there->read_from(bytes - static_cast<std::int64_t>(last.size())));
+    if (end == last) return last_epoch;
+  }
+  REFIT_ASSIGN(const std::vector<std::byte> all, there->read_all());
+  REFIT_ASSIGN(const JournalState state, recover(all, recovered.job));
+  return state.epoch;
 }
 
 Result<JournalFile> open_journal(Env& env, const std::string& path, const Hash128& job, std::int64_t compact_bytes) {

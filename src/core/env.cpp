@@ -56,13 +56,14 @@ class SystemFile final : public File {
  public:
   SystemFile(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
 
-  Result<std::vector<std::byte>> read_all() override {
+  Result<std::vector<std::byte>> read_from(std::int64_t offset) override {
     struct stat st {};
     if (::fstat(fd_.get(), &st) != 0) return os_error("cannot stat " + path_, errno);
-    std::vector<std::byte> out(static_cast<std::size_t>(st.st_size));
+    std::vector<std::byte> out(static_cast<std::size_t>(std::max<std::int64_t>(0, st.st_size - offset)));
     std::size_t done = 0;
     while (done < out.size()) {
-      const ssize_t n = ::pread(fd_.get(), out.data() + done, out.size() - done, static_cast<off_t>(done));
+      const ssize_t n = ::pread(fd_.get(), out.data() + done, out.size() - done,
+                                static_cast<off_t>(offset) + static_cast<off_t>(done));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return os_error("cannot read " + path_, errno);
       if (n == 0) break;

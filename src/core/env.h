@@ -35,7 +35,9 @@ class Fd {
 class File {
  public:
   virtual ~File() = default;
-  virtual Result<std::vector<std::byte>> read_all() = 0;
+  // From `offset` to the end; nothing when the file ends before.
+  virtual Result<std::vector<std::byte>> read_from(std::int64_t offset) = 0;
+  Result<std::vector<std::byte>> read_all() { return read_from(0); }
   virtual Status append(std::span<const std::byte> bytes) = 0;
   virtual Status sync() = 0;  // durable when it returns success
   virtual Status truncate(std::int64_t bytes) = 0;

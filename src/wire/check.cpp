@@ -30,12 +30,24 @@ Status check(const std::vector<Error>& errors) {
   for (const Error& e : errors) REFIT_TRY(check(e));
   return {};
 }
+// Epochs, counters and version numbers: nobody reaches these by counting. A coordinator counts on from what members say
+// that they have heard, so their hello ends far below what a message may carry, and nothing wraps.
+constexpr std::uint64_t kMaxCounted = std::uint64_t{1} << 63, kMaxHeard = std::uint64_t{1} << 62;
+Status counted(std::uint64_t v, std::string_view field, std::uint64_t most = kMaxCounted) {
+  return need(v <= most, field);
+}
+Status check(const Txn& t, std::uint64_t most = kMaxCounted) {
+  REFIT_TRY(counted(t.epoch.value, "txn.epoch", most));
+  return counted(t.counter, "txn.counter", most);
+}
 Status check(const CommitWord& w) {
+  REFIT_TRY(check(w.txn));
   REFIT_TRY(need(w.word <= Word::kApplied, "word"));
   return need((w.word == Word::kNone) == (w.txn.counter == 0), "word", "and its txn disagree");
 }
 Status check(const Version& v, bool required = false) {
   REFIT_TRY(need(v.step >= -1, "version.step"));
+  REFIT_TRY(counted(v.number, "version.number"));
   return need(!required || v.number > 0, "version.number", "is missing");
 }
 Status state(MemberState s) { return need(static_cast<int>(s) < kMemberStateCount, "state"); }
@@ -47,6 +59,9 @@ Status check(const Hello& m) {
   REFIT_TRY(check(m.word));
   REFIT_TRY(check(m.last));
   REFIT_TRY(need(!m.voted || m.voted->counter > 0, "voted"));
+  for (const Txn& t : {m.word.txn, m.voted.value_or(Txn{}), m.seen, m.known}) REFIT_TRY(check(t, kMaxHeard));
+  for (const std::uint64_t n : {m.number, m.last.number, m.known_version.number})
+    REFIT_TRY(counted(n, "number", kMaxHeard));
   REFIT_TRY(check(m.known_version));
   REFIT_TRY(need((m.known.counter > 0) == (m.known_version.number > 0), "known", "and its version disagree"));
   REFIT_TRY(need(m.layout.size() <= kMaxBlob, "layout", "is too large"));
@@ -174,6 +189,8 @@ Status check_envelope(const Envelope& e) {
                  "may not come from a " + std::string(to_string(e.party))));
   REFIT_TRY(need(e.key_id == 0 && e.mac == Hash128{}, "key id or MAC", "is set, but no key is agreed"));
   REFIT_TRY(need(e.incarnation.value != 0, "incarnation", "is missing"));
+  REFIT_TRY(counted(e.epoch.value, "epoch", std::holds_alternative<Hello>(e.message) ? kMaxHeard : kMaxCounted));
+  REFIT_TRY(check(e.txn));
   const bool rank = e.party == Party::kSource || e.party == Party::kTarget;
   REFIT_TRY(need(rank || (e.instance == 0 && e.rank == 0 && e.member == kNoMember), "sender",
                  "has a rank that its party has not"));

@@ -23,6 +23,7 @@ class Disk final : public Env {
   };
   std::map<std::string, std::shared_ptr<Inode>> names;
   int operations = 0, die_at = -1;
+  std::size_t bytes_read = 0;
   bool keeps_unsynced = false;  // what was not synced is there all the same
   bool renamed_at_death = false;
 
@@ -57,7 +58,11 @@ class Disk final : public Env {
 class DiskFile final : public File {
  public:
   DiskFile(Disk& disk, std::shared_ptr<Disk::Inode> inode) : disk_(disk), inode_(std::move(inode)) {}
-  Result<std::vector<std::byte>> read_all() override { return inode_->bytes; }
+  Result<std::vector<std::byte>> read_from(std::int64_t offset) override {
+    const auto from = std::min(static_cast<std::size_t>(offset), inode_->bytes.size());
+    disk_.bytes_read += inode_->bytes.size() - from;
+    return std::vector<std::byte>(inode_->bytes.begin() + static_cast<std::ptrdiff_t>(from), inode_->bytes.end());
+  }
   Status append(std::span<const std::byte> bytes) override {
     const Status alive = disk_.step();
     // Dead in the middle: half of it may be there.
@@ -200,6 +205,31 @@ TEST(JournalFile, ARecordCountsOnlyWhereNobodyElseHasWritten) {
        second = open_journal(disk, "journal", kFileJob, 1 << 20);
   ASSERT_TRUE(first->append(disk, {&commit, 1}).ok());
   EXPECT_EQ(second->append(disk, {&claim, 1}).error().code, Code::kMismatch);
+}
+
+// What an append and a look at the epoch cost does not grow with the journal.
+TEST(JournalFile, OnlyTheEndIsReadWhileNobodyElseWrites) {
+  Disk disk = full_disk();
+  auto journal = open_journal(disk, "journal", kFileJob, 1 << 20);
+  ASSERT_TRUE(journal.ok());
+  EXPECT_EQ(*journal->highest(disk), Epoch(1)) << "before a record of ours it reads all";
+  const Record claim{Epoch(2), EpochRecord{kFileJob, kFileLineage, 42}};
+  disk.bytes_read = 0;
+  ASSERT_TRUE(journal->append(disk, {&claim, 1}).ok());
+  EXPECT_EQ(*journal->highest(disk), Epoch(2));
+  EXPECT_EQ(disk.bytes_read, 2 * encode({&claim, 1}).size());
+  // Somebody else writes: behind ours, or another file of any length.
+  const Record theirs{Epoch(9), EpochRecord{kFileJob, kFileLineage, 42}};
+  const wire::Bytes mine = disk.names["journal"]->bytes;
+  wire::Bytes& now = disk.names["journal"]->bytes;
+  const wire::Bytes frame = encode({&theirs, 1});
+  now.insert(now.end(), frame.begin(), frame.end());
+  EXPECT_EQ(*journal->highest(disk), Epoch(9));
+  now = long_story();
+  EXPECT_EQ(*journal->highest(disk), Epoch(1)) << "shorter";
+  now.insert(now.end(), frame.begin(), frame.end());
+  ASSERT_EQ(now.size(), mine.size());
+  EXPECT_EQ(*journal->highest(disk), Epoch(9)) << "of the same length";
 }
 
 TEST(JournalFile, ASnapshotAfterARoundIsRefused) {

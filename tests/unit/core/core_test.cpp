@@ -140,6 +140,9 @@ TEST_F(EnvTest, FileLockAndReservedSpaceKeepLength) {
   ASSERT_TRUE((*f)->append(std::as_bytes(std::span("abc", 3))).ok());
   ASSERT_TRUE((*f)->sync().ok());
   EXPECT_EQ((*f)->read_all()->size(), 3u);
+  EXPECT_EQ((*f)->read_from(2)->front(), std::byte{'c'});
+  EXPECT_TRUE((*f)->read_from(3)->empty());
+  EXPECT_TRUE((*f)->read_from(4)->empty());
   auto second = env.file(dir_ + "/journal");
   EXPECT_EQ((*second)->lock().error().code, Code::kBusy);
 }

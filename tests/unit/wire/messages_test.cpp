@@ -97,5 +97,24 @@ TEST(Messages, SemanticRulesNameTheField) {
   EXPECT_THAT(refused(5, [](Envelope& e) { e.incarnation = {}; }), testing::HasSubstr("incarnation"));
 }
 
+// A member that says it has heard of an epoch or a number near the end of the range would make its coordinator wrap.
+TEST(Messages, WhatAHelloHasHeardEndsFarBelowTheRange) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+  const auto heard = [](auto change) {
+    Envelope e = samples()[0];
+    change(e, std::get<Hello>(e.message));
+    return encode(e).ok();
+  };
+  for (const std::uint64_t past : {0ull, 1ull}) {
+    const std::uint64_t v = kMost + past;
+    const bool fits = past == 0;
+    EXPECT_EQ(heard([&](Envelope& e, Hello&) { e.epoch = Epoch(v); }), fits);
+    EXPECT_EQ(heard([&](Envelope&, Hello& h) { h.word.txn.epoch = Epoch(v); }), fits);
+    EXPECT_EQ(heard([&](Envelope&, Hello& h) { h.seen.counter = v; }), fits);
+    EXPECT_EQ(heard([&](Envelope&, Hello& h) { h.last.number = v; }), fits);
+    EXPECT_EQ(heard([&](Envelope&, Hello& h) { h.number = v; }), fits);
+  }
+}
+
 }  // namespace
 }  // namespace refit::wire
