@@ -180,7 +180,7 @@ class PresetWeightSynchronizer(WeightSynchronizer):
     def _run(self, phase: str, metrics: SyncMetrics, kv_scales: Mapping[str, Any] | None, step: int | None) -> None:
         if phase == "judge_kv_scales":
             self._judge(metrics, kv_scales)
-            if "resume_weights" in self._phases:
+            if {"resume_weights", "prepare_weights"} & set(self._phases):
                 self._unproven = set(range(len(self.engines.engines)))
         elif phase == "transfer":
             try:
@@ -203,6 +203,8 @@ class PresetWeightSynchronizer(WeightSynchronizer):
             if phase in ("resume_weights", "resume_kv_cache"):
                 self._wake(phase, arguments["tags"])
                 return
+            if phase == "prepare_kv_cache":
+                self._hold_unproven()
             call = getattr(getattr(self, who), method, None)
             if call is not None:
                 self._settled(f"{who}.{method}", self._bounded(f"{who}.{method}", lambda: call(**arguments)))
@@ -210,12 +212,7 @@ class PresetWeightSynchronizer(WeightSynchronizer):
     def _wake(self, phase: str, tags: list[str]) -> None:
         """Memory that a memory saver took comes back, and weights come back empty: an engine that has not this sync's version
         is paused first, and stays so until a commit. One that cannot be paused stays asleep."""
-        failures: dict[int, Exception] = {}
-        for i in sorted(self._unproven):
-            try:
-                self.engines.hold(i)
-            except Exception as e:  # noqa: BLE001 - the first one is raised below
-                failures[i] = e
+        failures = self._paused_unproven()
         call = getattr(self.generation, "prepare_for_generation", None)
         if call is None:
             for i, engine in enumerate(self.engines.engines):
@@ -226,6 +223,23 @@ class PresetWeightSynchronizer(WeightSynchronizer):
                     failures[i] = e
         elif not failures:  # it wakes all of them or none
             self._settled("generation.prepare_for_generation", self._bounded("generation.prepare_for_generation", lambda: call(tags=tags)))
+        self._raise_first(phase, failures)
+
+    def _hold_unproven(self) -> None:
+        """A colocated vLLM that slept at level 2 has lost its weights, and nothing tells the level: before its cache comes back,
+        with which it could generate, an engine that has not this sync's version is paused until a commit."""
+        self._raise_first("prepare_kv_cache", self._paused_unproven())
+
+    def _paused_unproven(self) -> dict[int, Exception]:
+        failures: dict[int, Exception] = {}
+        for i in sorted(self._unproven):
+            try:
+                self.engines.hold(i)
+            except Exception as e:  # noqa: BLE001 - told by the caller
+                failures[i] = e
+        return failures
+
+    def _raise_first(self, phase: str, failures: Mapping[int, Exception]) -> None:
         if failures:
             for i, other in list(failures.items())[1:]:
                 log.error("%s: engine %s: %s", phase, self.engines.engines[i].name, other)
