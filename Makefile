@@ -31,7 +31,7 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 test-full: test build-tsan test-store test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
-	@$(MAKE) --no-print-directory test-live test-trainers test-sglang test-vllm
+	@$(MAKE) --no-print-directory fuzz test-live test-trainers test-sglang test-vllm
 
 test-store: build ## the store with a real S3 server: every death and every fault
 	.cache/venv/bin/python tests/procs/store/store.py build/release/cli/refit
@@ -72,6 +72,9 @@ test-jax: build ## the Python package with JAX arrays (a venv, made once)
 
 test-wheel: deps ## the wheel, built and installed in an environment of its own
 	scripts/test_wheel.sh
+
+fuzz: ## coverage-guided fuzzing of all that comes from outside, with clang (FUZZ_SECONDS=10 a target)
+	@scripts/fuzz.sh $(or $(FUZZ_SECONDS),10)
 
 bench: build ## figures, each beside its ceiling of the same run
 	@for b in shm gather digest delta plan transpose; do build/release/cli/refit bench $$b; done

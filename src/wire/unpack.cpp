@@ -77,10 +77,14 @@ class Unpacker {
     copy(in->known(), out.known);
     copy(in->known_version(), out.known_version);
   }
+  void copy_base(const fb::TxnId* in, Txn& out) {
+    copy(in, out);
+    if (out.counter == 0) out = {};  // none, whatever stands beside it
+  }
   void copy(const fb::Ready* in, Ready& out) {
     out.layout_epoch = LayoutEpoch(in->layout_epoch());
     copy(in->plan(), out.plan);
-    copy(in->base(), out.base);
+    copy_base(in->base(), out.base);
   }
   void copy(const fb::PlanRefused* in, PlanRefused& out) {
     out.layout_epoch = LayoutEpoch(in->layout_epoch());
@@ -182,7 +186,7 @@ class Unpacker {
     out.proof = in->proof();
     out.stall_ns = in->stall_ns();
     out.total_ns = in->total_ns();
-    copy(in->base(), out.base);
+    copy_base(in->base(), out.base);
     if (in->without() != nullptr && charge(sizeof(std::uint32_t) * in->without()->size()))
       out.without.assign(in->without()->begin(), in->without()->end());
   }
