@@ -31,10 +31,36 @@ Figures on other pages, with what was measured and by which command beside them:
 What other systems publish about themselves stands, with sources, in the [comparison](comparison.md); it was not measured here.
 """
 
+# Read from the environment: every literal of the sources that is one, and what it does.
+VARIABLES = {
+    "REFIT_FORCE_ISA": "instruction set of the kernels, by a name that `refit --version` lists; one that this machine lacks is refused",
+    "XDG_RUNTIME_DIR": "where private directories for sockets are made (`refit-…`), if it is an absolute path",
+    "TMPDIR": "the same, without `XDG_RUNTIME_DIR`; else `/tmp`",
+    "HOME": "where `~/.aws` lies",
+    "AWS_PROFILE": "profile of the store ([order of search](guides/s3.md))",
+    "AWS_SHARED_CREDENTIALS_FILE": "in place of `~/.aws/credentials`",
+    "AWS_CONFIG_FILE": "in place of `~/.aws/config`",
+    "AWS_ACCESS_KEY_ID": "credentials of the store, with the next one",
+    "AWS_SECRET_ACCESS_KEY": "the secret; never printed",
+    "AWS_SESSION_TOKEN": "of temporary credentials",
+    "AWS_REGION": "region of the store",
+    "AWS_DEFAULT_REGION": "the same, without `AWS_REGION`",
+    "AWS_ENDPOINT_URL_S3": "server of the store",
+    "AWS_ENDPOINT_URL": "the same, without `AWS_ENDPOINT_URL_S3`",
+}
+
 
 def help_of(refit, *path):
     done = subprocess.run([refit, *path, "--help"], capture_output=True, text=True, check=True, timeout=20)
     return done.stdout.replace(f"Usage: {refit} ", "Usage: refit ").rstrip()
+
+
+def variables_of_sources():
+    """Names of environment variables that stand as literals in the sources."""
+    found = set()
+    for path in (p for top in ("src", "cli", "bench") for p in (ROOT / top).rglob("*") if p.suffix in (".cpp", ".h")):
+        found |= set(re.findall(r'"((?:REFIT|AWS|XDG)_[A-Z0-9_]+|HOME|TMPDIR)"', path.read_text()))
+    return found
 
 
 def subcommands(text):
@@ -55,6 +81,8 @@ def command_line(refit):
             add((*path, name), min(level + 1, 4))
 
     add((), 2)
+    out += ["", "## Environment", "", "Also read in training configurations: whatever `${oc.env:NAME,default}` names there.", "",
+            "| variable | what it does |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in VARIABLES.items())]
     return "\n".join(out) + "\n"
 
 
@@ -80,7 +108,9 @@ def measured(refit):
 
 def main():
     refit, write = sys.argv[1], sys.argv[2:] == ["--write"]
-    differs = False
+    differs = bool(odd := variables_of_sources() ^ set(VARIABLES))
+    if odd:
+        print(f"environment variables that only the sources or only VARIABLES know: {sorted(odd)}")
     for name, text in (("command-line.md", command_line(refit)), ("measured.md", measured(refit))):
         page = ROOT / "docs" / name
         if page.exists() and page.read_text() == text:
