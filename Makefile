@@ -28,7 +28,7 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 	ctest --test-dir build/release -j $(JOBS) --output-on-failure --timeout 300
 	ctest --test-dir build/asan-ubsan -j $(JOBS) -L fast --output-on-failure --timeout 300
 
-test-full: test build-tsan test-store test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
+test-full: test build-tsan test-store test-torch test-jax test-wheel docs ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel, the site
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
 	@$(MAKE) --no-print-directory fuzz test-live test-trainers test-sglang test-vllm
@@ -69,12 +69,24 @@ test-torch: build ## the Python package with real torch trainers (a venv of 4 GB
 
 test-jax: build ## the Python package with JAX arrays (a venv, made once)
 	cd tests/jax && PYTHONPATH=$(CURDIR)/build/release/python $$($(CURDIR)/scripts/python_venv.sh venv-jax tests/jax/requirements.txt) -m unittest -v
+	rm -rf build/jax_to_files && PYTHONPATH=build/release/python .cache/venv-jax/bin/python examples/jax_to_files.py build/jax_to_files
+	build/release/cli/refit inspect build/jax_to_files/step-3
 
 test-wheel: deps ## the wheel, built and installed in an environment of its own
 	scripts/test_wheel.sh
 
 fuzz: ## coverage-guided fuzzing of all that comes from outside, with clang (FUZZ_SECONDS=10 a target)
 	@scripts/fuzz.sh $(or $(FUZZ_SECONDS),10)
+
+docs: deps ## the documentation as a site in build/site; warnings are errors, nothing is loaded from elsewhere
+	@# Not --quiet: that hides warnings from --strict too.
+	NO_MKDOCS_2_WARNING=1 $$(scripts/python_venv.sh venv-docs tests/docs/requirements.txt) -m mkdocs build --strict
+	python3 tests/docs/check_site.py build/site
+
+docs-pages: build ## writes the pages that are printed from code, figures and --help anew
+	build/release/cli/refit check --print-keys >docs/configuration.md
+	build/release/cli/refit check --print-matrix >docs/choose-a-transport.md
+	python3 scripts/docs_pages.py build/release/cli/refit --write
 
 bench: build ## figures, each beside its ceiling of the same run
 	@for b in shm gather digest delta plan transpose; do build/release/cli/refit bench $$b; done
@@ -85,4 +97,4 @@ check-gpu: ## runs the GPU checks, or says what they lack
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-wheel bench check-gpu clean
+.PHONY: help deps build demo test test-full test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-wheel docs docs-pages bench check-gpu clean

@@ -16,7 +16,7 @@ struct CheckArgs {
   std::vector<std::string> sets;
   std::string algorithm, device_free, host_free, shard;
   std::int64_t worker_groups = 0;
-  bool print_matrix = false;
+  bool print_matrix = false, print_keys = false;
 };
 
 // What both outputs show.
@@ -85,7 +85,12 @@ void run(const CheckArgs& args, Context& context) {
     fmt::print("{}", sync::matrix_page());
     return;
   }
-  if (args.config.empty()) return fail(context, Error(Code::kInvalid, "give CONFIG.yaml, or --print-matrix"));
+  if (args.print_keys) {
+    fmt::print("{}", sync::config_page());
+    return;
+  }
+  if (args.config.empty())
+    return fail(context, Error(Code::kInvalid, "give CONFIG.yaml, --print-matrix or --print-keys"));
   auto d = declared(args);
   if (!d.ok()) return fail(context, d.error());
   sync::ConfigResult loaded = load_training_config(args.config, args.sets);
@@ -114,6 +119,7 @@ void setup_check(CLI::App& app, Context& context) {
   command->add_option("--worker-groups", args->worker_groups, "max_colocated_worker_groups, for the GPU share")
       ->check(CLI::PositiveNumber);
   command->add_flag("--print-matrix", args->print_matrix, "Print docs/choose-a-transport.md instead");
+  command->add_flag("--print-keys", args->print_keys, "Print docs/configuration.md instead");
   command->add_flag("--json", context.json, "One JSON object on stdout");
   command->callback([args, &context] { run(*args, context); });
 }

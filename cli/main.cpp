@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/version.h"
 
 namespace refit::cli {
 namespace {
@@ -46,7 +47,7 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Refit moves the newest weights of a model from its trainer to its inference engines: in their layout, all or "
       "nothing, proven."};
-  app.set_version_flag("--version", std::string("refit ") + REFIT_VERSION);
+  app.set_version_flag("--version", refit::cli::version_text);
   app.require_subcommand(1);
   for (const auto& [name, setup] : refit::cli::registry()) setup(app, context);
   CLI11_PARSE(app, argc, argv);

@@ -98,6 +98,13 @@ struct KeyRow {
 };
 std::vector<KeyRow> config_rows(const Config& config);
 
+// What each key does, in a sentence, and docs/configuration.md, which is printed from it.
+struct KeyMeaning {
+  std::string_view path, text;
+};
+std::span<const KeyMeaning> key_meanings();
+std::string config_page();
+
 // Optimal string alignment distance: insertions, deletions, substitutions, swaps of neighbours.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 

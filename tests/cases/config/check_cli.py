@@ -55,6 +55,7 @@ def main():
         assert check(bad.with_name("none.yaml")).returncode == 1
         assert check(folder).returncode == 1
 
+    assert check("--print-keys").stdout == (ROOT / "docs/configuration.md").read_text()
     assert check("--print-matrix").stdout == (ROOT / "docs/choose-a-transport.md").read_text()
     print("refit check holds")
 

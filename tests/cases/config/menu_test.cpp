@@ -168,10 +168,24 @@ TEST(Menu, KvScalesThatArrive) {
   EXPECT_EQ(verdict("zmq-sparse", "refuse", true), KvScales::kRefused);
 }
 
-TEST(Menu, PageIsWhatTheTablePrints) {
-  const auto page = files::read_text(REFIT_MATRIX_PAGE);
-  ASSERT_TRUE(page.ok()) << page.error().to_string();
-  EXPECT_TRUE(*page == matrix_page()) << "docs/choose-a-transport.md differs: refit check --print-matrix writes it";
+TEST(Menu, PagesAreWhatTheTablesPrint) {
+  const auto matrix = files::read_text(REFIT_DOCS "/choose-a-transport.md");
+  ASSERT_TRUE(matrix.ok()) << matrix.error().to_string();
+  EXPECT_TRUE(*matrix == matrix_page()) << "docs/choose-a-transport.md differs: refit check --print-matrix writes it";
+  const auto keys = files::read_text(REFIT_DOCS "/configuration.md");
+  ASSERT_TRUE(keys.ok()) << keys.error().to_string();
+  EXPECT_TRUE(*keys == config_page()) << "docs/configuration.md differs: refit check --print-keys writes it";
+}
+
+TEST(Menu, EveryKeyHasItsMeaning) {
+  std::vector<std::string> keys, meanings;
+  for (const KeyRow& row : config_rows(Config{})) {
+    keys.push_back(row.path);
+    EXPECT_NE(config_page().find("| `" + row.path + "` |"), std::string::npos)
+        << row.path << " is on no section of the page";
+  }
+  for (const KeyMeaning& m : key_meanings()) meanings.emplace_back(m.path);
+  EXPECT_THAT(meanings, testing::UnorderedElementsAreArray(keys)) << "kMeanings of src/sync/config_page.cpp";
 }
 
 }  // namespace
