@@ -9,6 +9,9 @@
 namespace refit::agent {
 namespace {
 constexpr std::int64_t kPublishSliceNs = 50'000'000;  // how often a wait for publish looks for a cancellation
+// A trainer that offers a later step than a round asks for will hardly come back to it: only one that is about to load an
+// older checkpoint does. So long it may take until it says so (guard, publish).
+constexpr std::int64_t kGoneOnNs = 2 * kNsPerSecond;
 
 std::uint64_t upper_entries(const plan::RankPlan& plan) { return plan.pieces.size(); }
 }  // namespace
@@ -265,7 +268,16 @@ Result<SealDone> SourceDriver::seal(std::uint64_t task, const Txn& txn, const wi
     std::unique_lock lock(publish_mutex_);
     const Deadline until = Deadline::after_ns(begin.total_ns);
     const auto ready = [&] { return published_ && (!begin.step || *begin.step == published_step_); };
+    std::optional<Deadline> gone_on;
     while (!ready()) {
+      if (!published_ || !begin.step || published_step_ < *begin.step)
+        gone_on.reset();
+      else if (!gone_on)
+        gone_on = Deadline::after_ns(kGoneOnNs);
+      else if (gone_on->over())
+        return Error(Code::kMismatch, "the trainer has gone on to step " + std::to_string(published_step_) +
+                                          ", the round asks for step " + std::to_string(*begin.step))
+            .at_stage("seal");
       if (progress_.cancelled(task))
         return Error(Code::kCancelled, "the round ended before the trainer published").at_stage("seal");
       if (until.over())

@@ -102,6 +102,25 @@ TEST_P(OverMovers, TheGuardHoldsTheOptimizerWhileALeaseIsOut) {
   EXPECT_TRUE(s.source->guard(Deadline::after_s(2)).ok());
 }
 
+// Ranks that watch a folder do not see a new checkpoint at one moment: a round for the step that one of them has left ends
+// soon, and its weights are free again, instead of waiting for what does not come.
+TEST(Agents, ARoundForAStepThatARankHasLeftEndsSoon) {
+  Job job;
+  job.start();
+  MemberThread& s = job.at("source:0.1");
+  s.source->publish(1, "policy");
+  const std::int64_t began = monotonic_ns();
+  const auto r = must(job.sync->sync_weights(0));
+  EXPECT_LT(monotonic_ns() - began, 6 * kNsPerSecond);
+  EXPECT_EQ(r.round.outcome, Outcome::kAborted);
+  ASSERT_TRUE(r.round.error.has_value());
+  const std::string text = r.round.error->to_string();
+  EXPECT_NE(text.find("step 1"), std::string::npos) << text;
+  EXPECT_NE(text.find("source:0.1"), std::string::npos) << text;
+  job.at("source:0.0").source->publish(1, "policy");
+  EXPECT_TRUE(must(job.sync->sync_weights(1)).ok());
+}
+
 // C10: owners of one box must agree.
 TEST(Agents, UnequalReplicasAreRefusedWithBothOwners) {
   Job job;
