@@ -361,7 +361,10 @@ Result<FollowMark> read_mark(View bytes) {
   PublicKey key{};
   in.raw(key);
   out.trust.pinned = (flags & 1) != 0;
-  if ((flags & 2) != 0) out.trust.key = key;
+  if ((flags & 2) != 0)
+    out.trust.key = key;
+  else if (key != PublicKey{})
+    return bad("mark: holds a key and says that it holds none");
   return out;
 }
 

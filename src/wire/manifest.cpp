@@ -47,11 +47,13 @@ Hash128 page_hash(std::span<const std::byte> page) {
   return h.finish();
 }
 
-void read_tables(Reader& r, Manifest& m, std::size_t recipients, std::size_t buckets, std::size_t entries) {
+// False when a reserved field is set.
+bool read_tables(Reader& r, Manifest& m, std::size_t recipients, std::size_t buckets, std::size_t entries) {
+  std::uint32_t reserved = 0;
   m.recipients.resize(recipients);
   for (ManifestRecipient& x : m.recipients) {
     x.rank = Rank(r.get<std::uint32_t>());
-    r.get<std::uint32_t>();
+    reserved |= r.get<std::uint32_t>();
     x.bucket_list = r.hash();
   }
   m.buckets.resize(buckets);
@@ -59,16 +61,17 @@ void read_tables(Reader& r, Manifest& m, std::size_t recipients, std::size_t buc
     x.bucket = BucketId(r.get<std::uint32_t>());
     x.first_entry = r.get<std::uint32_t>();
     x.entries = r.get<std::uint32_t>();
-    r.get<std::uint32_t>();
+    reserved |= r.get<std::uint32_t>();
     x.bytes = r.get<std::uint64_t>();
   }
   m.entries.resize(entries);
   for (ManifestEntry& x : m.entries) {
     x.tensor = TensorId(r.get<std::uint32_t>());
     for (std::uint32_t& word : x.digest.word) word = r.get<std::uint32_t>();
-    r.get<std::uint32_t>();
+    reserved |= r.get<std::uint32_t>();
     x.digest.count = r.get<std::uint64_t>();
   }
+  return reserved == 0;
 }
 
 }  // namespace
@@ -148,7 +151,7 @@ Result<Manifest> parse_manifest(std::span<const std::byte> page, const Hash128& 
     return bad_manifest("its length, its counts and the " + std::to_string(page.size()) + " bytes at hand disagree");
   if (own != expected_hash) return Error(Code::kMismatch, "manifest: not the page that the source announced");
   if (page_hash(page) != own) return bad_manifest("its own hash does not match");
-  read_tables(r, m, recipients, buckets, entries);
+  if (!read_tables(r, m, recipients, buckets, entries)) return bad_manifest("a reserved field is set");
   REFIT_TRY(check_tables(m));
   return m;
 }

@@ -10,13 +10,23 @@ namespace {
 
 using namespace transport;
 
-// What decode accepts is what encode writes.
+// What decode accepts is what encode writes, as far as the head goes.
+template <auto Decode, std::size_t Head>
+bool head(View in) {
+  const auto read = Decode(in);
+  if (!read.ok()) return false;
+  const auto again = encode(*read);
+  REFIT_FUZZ_CHECK(in.size() >= Head && again.size() >= Head &&
+                   std::equal(again.begin(), again.begin() + Head, in.begin()));
+  return true;
+}
+
 template <auto Decode>
 bool fixed(View in) {
   const auto read = Decode(in);
   if (!read.ok()) return false;
   const auto again = encode(*read);
-  REFIT_FUZZ_CHECK(again.size() >= in.size() && std::equal(in.begin(), in.end(), again.begin()));
+  REFIT_FUZZ_CHECK(std::equal(in.begin(), in.end(), again.begin(), again.end()));
   return true;
 }
 
@@ -49,9 +59,7 @@ std::vector<Bytes> tcp_headers() {
     h.bucket = BucketId(8);
     h.bytes = type == tcp::Type::kOffer ? 100 : 0;
     if (type == tcp::Type::kBeat) h.bucket = {}, h.id = {};
-    Bytes bytes = encode(h);
-    bytes.resize(tcp::kHeaderBytes);
-    if (tcp::decode_header(bytes).ok()) out.push_back(bytes);
+    out.push_back(encode(h));
   }
   return out;
 }
@@ -96,7 +104,7 @@ std::vector<Target> transport_targets() {
          return one(tcp::Hello{{1, 2}, 3, 4, Incarnation(5), Incarnation(6), tcp::Security::kMac, 1, {}});
        }},
       {"tcp_welcome", fixed<tcp::decode_welcome>, [] { return one(tcp::Welcome{}); }},
-      {"tcp_header", fixed<tcp::decode_header>, tcp_headers},
+      {"tcp_header", head<tcp::decode_header, tcp::kHeaderBytes>, tcp_headers},
       {"zmq_message", kind,
        [] {
          return std::vector<Bytes>{zmq::encode(zmq::Kind::kHello), zmq::encode(zmq::Kind::kFull, bytes_of("x"))};
@@ -106,7 +114,7 @@ std::vector<Target> transport_targets() {
          return one(zmq_sparse::Card{
              {1, 2}, 3, Incarnation(4), Bytes(zmq_sparse::kKeyBytes, std::byte{7}), "tcp://127.0.0.1:99"});
        }},
-      {"zmq_sparse_head", fixed<zmq_sparse::decode_head>, sparse_heads},
+      {"zmq_sparse_head", head<zmq_sparse::decode_head, zmq_sparse::kHeadBytes>, sparse_heads},
   };
 }
 

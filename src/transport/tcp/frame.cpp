@@ -80,7 +80,8 @@ Result<Hello> decode_hello(std::span<const std::byte> bytes) {
   const std::uint32_t security = r.u32();
   h.stream = r.u32();
   std::span<const std::byte> rest = r.rest();
-  if (!security_ok(security) || (h.stream >= kMaxStreams && h.stream != kProbe) || !take(rest, h.nonce))
+  if (!security_ok(security) || (h.stream >= kMaxStreams && h.stream != kProbe) || !take(rest, h.nonce) ||
+      std::any_of(rest.begin(), rest.end(), [](std::byte b) { return b != std::byte{0}; }))
     return corrupt("hello");
   h.security = static_cast<Security>(security);
   return h;
