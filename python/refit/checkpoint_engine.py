@@ -13,14 +13,13 @@ import logging
 import os
 import pathlib
 import shutil
-import stat
-import tempfile
 import threading
 import time
 import uuid
 from typing import Any, AsyncIterator, Iterable, Mapping, Sequence
 
 from ._errors import DeadlineError, Error, InvalidError
+from ._private import check_private, home, make_private
 from ._whole import repeated
 from .coordinator import Coordinator
 from .layout import Layout
@@ -29,19 +28,6 @@ from .members import Publisher, Receiver
 log = logging.getLogger("refit")
 
 _CARD = "card.json"
-
-
-def _check_private(folder: pathlib.Path) -> None:
-    """InvalidError where another user could have put something there, or can."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise InvalidError(f"must be a directory of user {os.geteuid()} with mode 0700; it has owner {found.st_uid} and mode {stat.filemode(found.st_mode)}", peer=str(folder))
-
-
-def _make_private(folder: pathlib.Path) -> None:
-    """One level: the mode of mkdir() is not that of the parents it makes."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    _check_private(folder)
 
 
 class _Reading:
@@ -74,7 +60,7 @@ class RefitCheckpointEngine:
         if array not in ("torch", "numpy"):
             raise InvalidError(f"array must be torch or numpy, not '{array}'")
         self._array, self._timeout_s, self._options = array, timeout_s, dict(coordinator_options or {})
-        self._own = str(pathlib.Path(tempfile.gettempdir()) / f"refit-{os.getuid()}" / f"checkpoint-{uuid.uuid4().hex[:12]}")
+        self._own = str(home() / f"checkpoint-{uuid.uuid4().hex[:12]}")
         self._folder: pathlib.Path | None = None
         self._rank, self._rollouts, self._sends = 0, 0, False
         self._coordinator: Coordinator | None = None
@@ -129,8 +115,8 @@ class RefitCheckpointEngine:
 
     def _open(self) -> None:
         assert self._folder is not None
-        _make_private(self._folder.parent)
-        _make_private(self._folder)
+        make_private(self._folder.parent)
+        make_private(self._folder)
         layout = Layout.from_arrays(self._sent)
         try:
             self._coordinator = Coordinator(1, 1, self._rollouts, **{"runtime_dir": str(self._folder), "join_timeout_s": self._timeout_s, **self._options})
@@ -191,8 +177,8 @@ class RefitCheckpointEngine:
                 if time.monotonic() > until:
                     raise DeadlineError(f"the first trainer worker did not send within {self._timeout_s} s", peer=str(self._folder))
                 time.sleep(0.02)
-            _check_private(self._folder.parent)
-            _check_private(self._folder)
+            check_private(self._folder.parent)
+            check_private(self._folder)
             card = json.loads((self._folder / _CARD).read_text())
             self._receiver = Receiver(card["address"], Layout.from_json(card["layout"]), self._rank, engine=self._reading, join_timeout_s=self._timeout_s)
             self._receiver.start()
