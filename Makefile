@@ -28,7 +28,7 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 	ctest --test-dir build/release -j $(JOBS) --output-on-failure --timeout 300
 	ctest --test-dir build/asan-ubsan -j $(JOBS) -L fast --output-on-failure --timeout 300
 
-test-full: test build-tsan test-store test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
+test-full: test build-tsan test-store test-torch test-jax test-ray test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, Ray, the wheel
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
 	@$(MAKE) --no-print-directory test-live test-trainers test-sglang test-vllm
@@ -70,6 +70,9 @@ test-torch: build ## the Python package with real torch trainers (a venv of 4 GB
 test-jax: build ## the Python package with JAX arrays (a venv, made once)
 	cd tests/jax && PYTHONPATH=$(CURDIR)/build/release/python $$($(CURDIR)/scripts/python_venv.sh venv-jax tests/jax/requirements.txt) -m unittest -v
 
+test-ray: build ## the Python package with real Ray actors (a venv of 0.3 GB, made once)
+	cd tests/ray && PYTHONPATH=$(CURDIR)/build/release/python $$($(CURDIR)/scripts/python_venv.sh venv-ray tests/ray/requirements.txt --no-deps) -m unittest -v
+
 test-wheel: deps ## the wheel, built and installed in an environment of its own
 	scripts/test_wheel.sh
 
@@ -82,4 +85,4 @@ check-gpu: ## runs the GPU checks, or says what they lack
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-wheel bench check-gpu clean
+.PHONY: help deps build demo test test-full test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-ray test-wheel bench check-gpu clean
