@@ -15,6 +15,7 @@ from .. import _arrays
 from .._errors import Error, InvalidError, UnsupportedError
 from ..layout import Layout
 from ..members import Publisher
+from . import lora as _lora
 from . import rules as _rules
 
 log = logging.getLogger("refit")
@@ -123,6 +124,7 @@ class Described:
     copies: dict[str, Entry] = field(default_factory=dict)  # a copy's name in the model -> what it is tied with
     bytes: int = 0
     now: Callable[[], dict[str, Any]] = dict  # name in the model -> tensor
+    adapters: Callable[[], tuple[_lora.Adapters | None, dict[str, Any]]] = lambda: (None, {})  # and the tensors that they name
     rules: _rules.Rules | None = None
 
     def part(self, rank: int) -> dict[str, Any]:
@@ -275,14 +277,24 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
         raise InvalidError(f"dtypes: '{unknown[0]}' is no dtype of layout files")
     source = _source(model)
 
-    def now() -> dict[str, Any]:
-        return {n: t for n, t in source().items() if not _rules.ignored(n, ignore) and not _rules.ignored(plain_name(n), ignore)}
+    def adapters() -> tuple[_lora.Adapters | None, dict[str, Any]]:
+        tensors = source()
+        return _lora.find(model, tensors.keys(), ignore), tensors
 
-    named = [(n, plain_name(n), t) for n, t in now().items()]
+    def plain(name: str, found: _lora.Adapters | None) -> str:
+        return plain_name(found.name(name) if found else name)
+
+    def now() -> dict[str, Any]:
+        found, tensors = adapters()
+        left_out = found.left_out if found else set()
+        return {n: t for n, t in tensors.items() if n not in left_out and not _rules.ignored(n, ignore) and not _rules.ignored(plain(n, found), ignore)}
+
+    found, _ = adapters()
+    named = [(n, plain(n, found), t) for n, t in now().items()]
     leftovers = sorted(n for n, plain, _ in named if _LEFTOVER.search(plain))
     if leftovers:
         raise InvalidError(f"{len(leftovers)} names belong to a wrapper that is not known (leave them out with `ignore`, or rename them): {', '.join(leftovers)}")
-    out = Described([], now=now, rules=rules_of(model, config, [name for _, name, _ in named]))
+    out = Described([], now=now, adapters=adapters, rules=rules_of(model, config, [name for _, name, _ in named]))
     if out.rules:
         _rules.refuse_unknown(out.rules, (name for _, name, _ in named))
     cast = _param_dtypes(model)
@@ -307,6 +319,7 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
         seen[id(tensor)] = out.entries[-1]
     if not out.entries:
         raise InvalidError("the model has no tensor to publish")
+    _refuse_tied_updates(out, found)
     if out.rules:
         for copy, primary in ((b, a) for a, b in out.rules.tied):
             apart = {e.name for e in out.entries}
@@ -317,6 +330,14 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
         e.offset = -(-out.bytes // _ALIGN) * _ALIGN
         out.bytes = e.offset + math.prod(e.local_shape) * _arrays.SIZES[e.dtype]
     return out
+
+
+def _refuse_tied_updates(described: Described, found: _lora.Adapters | None) -> None:
+    copies = {e.own: copy for copy, e in described.copies.items()}
+    for own in found.updates if found else ():
+        if own in copies or own in described.copies:
+            other = copies.get(own) or described.copies[own].own
+            raise UnsupportedError(f"an adapter changes it, and it is tied with '{plain_name(other)}', which would change too", tensor=plain_name(own))
 
 
 def gathered(mine: Any, group: Any) -> list[Any]:
@@ -410,10 +431,24 @@ class Packer:
         return [local for _, _, local in out]
 
     def pack(self) -> None:
-        """Errors of follow(): nothing was copied then."""
-        for local, (_, view) in zip(self.follow(), self._pairs, strict=True):
-            if view is not None:
-                view.copy_(local)
+        """Errors of follow(): nothing was copied then. Adapters are added on the way: collective where they are sharded."""
+        found, tensors = self._described.adapters()
+        _refuse_tied_updates(self._described, found)
+        updates = found.updates if found else {}
+        for local, (e, view) in zip(self.follow(), self._pairs, strict=True):
+            added = updates.get(e.own)
+            if not added:
+                if view is not None:
+                    view.copy_(local)
+                continue
+            # In the base's dtype, as PEFT merges: in place where that is lent.
+            merged = local.clone() if view is None or view.dtype != local.dtype else view.copy_(local)
+            for u in added:
+                values = u.values(tensors, e.runs)
+                if view is not None:
+                    merged.add_(values.to(merged.dtype) if u.rounded else values)
+            if view is not None and merged is not view:
+                view.copy_(merged)
 
 
 class TorchPublisher(Publisher):
