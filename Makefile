@@ -63,6 +63,7 @@ test-vllm: build $(MODEL_DIR)/config.json ## a real vLLM engine takes weights fr
 	.cache/venv-live/bin/python tests/vllm/tiny.py build/release qwen3_moe 2
 	.cache/venv-live/bin/python tests/vllm/tiny.py build/release qwen3 2 traced
 	.cache/venv-live/bin/python tests/vllm/rl_loop.py build/release
+	export PYTHONPATH=$(call beside,venv-peft,tests/lora/requirements.txt); for tp in 1 2; do .cache/venv-live/bin/python tests/vllm/lora.py build/release $$tp; done
 
 test-torch: build ## the Python package with real torch trainers (a venv of 4 GB, made once)
 	cd tests/torch && PYTHONPATH=$(CURDIR)/build/release/python $$($(CURDIR)/scripts/python_venv.sh venv-torch tests/torch/requirements.txt --no-deps) -m unittest -v

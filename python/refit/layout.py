@@ -88,12 +88,12 @@ class Layout:
 
     @classmethod
     def from_torch(
-        cls, model: Any, *, config: Any = None, group: Any = None, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None
+        cls, model: Any, *, config: Any = None, group: Any = None, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None, adapter: str | None = None
     ) -> "Layout":
         """The layout that Publisher.from_torch() publishes: see there. Collective where torch.distributed runs."""
         from .trainers import torch as trainer
 
-        return trainer.agree(model, group, ignore=ignore, dtypes=dtypes, config=config)[1]
+        return trainer.agree(model, group, ignore=ignore, dtypes=dtypes, config=config, adapter=adapter)[1]
 
     @classmethod
     def from_jax(cls, model: Any, *, config: Any = None, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None) -> "Layout":

@@ -6,7 +6,7 @@ import transformers
 
 SMALL = {
     "vocab_size": 131, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 16, "max_position_embeddings": 128, "tie_word_embeddings": False,
+    "head_dim": 32, "max_position_embeddings": 128, "tie_word_embeddings": False,
 }  # fmt: skip
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 

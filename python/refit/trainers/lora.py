@@ -1,12 +1,16 @@
-"""PEFT's LoRA on torch modules: what travels is base + scaling · B·A, computed where it is lent from. Base bytes are never
-written, and an adapter that PEFT merged itself is not added again."""
+"""PEFT's LoRA on torch modules. Merged: what travels is base + scaling · B·A, computed where it is lent from; base bytes are never
+written, and an adapter that PEFT merged itself is not added again. Alone: the adapter's own tensors travel, under the names that
+PEFT saves, and the engine applies alpha."""
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
+from .. import _arrays
 from .._errors import InvalidError, UnsupportedError
 from . import rules as _rules
 
@@ -135,3 +139,44 @@ def _layer(out: Adapters, module: Any, path: str, names: Any, ignore: list[str],
             if base + "bias" not in own:
                 raise InvalidError(f"adapter '{adapter}' has a bias, and its base layer has none", tensor=path)
             out.updates.setdefault(base + "bias", []).append(Update(module, adapter, "", f"{path}.lora_B.{adapter}.bias", False, False))
+
+
+def alone(model: Any, adapter: str, plain_name: Callable[[str], str]) -> Callable[[], dict[str, Any]]:
+    """What gives one adapter's tensors as they are now, by the names that PEFT saves them under. Each call raises InvalidError
+    where there is no such adapter, or its scaling is not what its configuration says: engines know only that."""
+    import torch
+    from peft.tuners.lora import layer as lora
+
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidError(f"adapter='{adapter}' needs a PEFT module, not a {type(model).__name__}")
+
+    def now() -> dict[str, Any]:
+        out = {}
+        tensors = model.state_dict(keep_vars=True)
+        for path, module in model.named_modules():
+            if not isinstance(module, lora.LoraLayer) or adapter not in module.scaling:
+                continue
+            if adapter in module.lora_variant or module.lora_bias[adapter]:
+                raise UnsupportedError(f"adapter '{adapter}' is no plain LoRA here", tensor=path)
+            r, alpha = module.r[adapter], module.lora_alpha[adapter]
+            meant = alpha / (math.sqrt(r) if module.use_rslora[adapter] else r)
+            if module.scaling[adapter] != meant:
+                raise InvalidError(f"the scaling of adapter '{adapter}' is {module.scaling[adapter]}, and alpha {alpha} with rank {r} means {meant}", tensor=path)
+            for n in (f"{path}.{kind}.{adapter}{end}" for kind, end in (("lora_A", ".weight"), ("lora_B", ".weight"), ("lora_embedding_A", ""), ("lora_embedding_B", ""))):
+                if n in tensors:
+                    out[plain_name(n).replace(f".{adapter}", "")] = tensors[n]
+        if not out:
+            raise InvalidError(f"the model has no LoRA adapter '{adapter}'")
+        return out
+
+    return now
+
+
+def adapter_info(model: Any, adapter: str = "default") -> dict[str, Any]:
+    """What an engine must know of an adapter before its versions come: PEFT's configuration, and each tensor's whole shape and
+    dtype. JSON; for ``init_info={"adapter": …}`` of a synchronizer of engines."""
+    from .torch import plain_name
+
+    config = json.loads(json.dumps(model.peft_config[adapter].to_dict(), default=lambda v: sorted(v) if isinstance(v, (set, frozenset)) else str(v)))
+    tensors = {n: [list(t.shape), _arrays.layout_dtype(t.dtype)] for n, t in alone(model, adapter, plain_name)().items()}
+    return {"config": config, "tensors": tensors}

@@ -267,22 +267,24 @@ def _keep_exceptions(entries: list[Entry], rules: _rules.Rules, said: set[str]) 
             e.dtype = want
 
 
-def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None, config: Any = None) -> Described:
-    """What this process holds of a model. InvalidError listing names of unknown wrappers, and names that collide."""
+def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None, config: Any = None, adapter: str | None = None) -> Described:
+    """What this process holds of a model, or of one of its adapters alone. InvalidError listing names of unknown wrappers, and
+    names that collide."""
     import torch
 
     ignore, wanted = list(ignore), dict(dtypes or {})
     unknown = [d for d in wanted.values() if d not in _arrays.NUMPY]
     if unknown:
         raise InvalidError(f"dtypes: '{unknown[0]}' is no dtype of layout files")
-    source = _source(model)
+    alone = adapter is not None
+    source = _lora.alone(model, adapter, plain_name) if adapter is not None else _source(model)
 
     def adapters() -> tuple[_lora.Adapters | None, dict[str, Any]]:
         tensors = source()
-        return _lora.find(model, tensors.keys(), ignore), tensors
+        return None if alone else _lora.find(model, tensors.keys(), ignore), tensors
 
     def plain(name: str, found: _lora.Adapters | None) -> str:
-        return plain_name(found.name(name) if found else name)
+        return name if alone else plain_name(found.name(name) if found else name)
 
     def now() -> dict[str, Any]:
         found, tensors = adapters()
@@ -291,10 +293,10 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
 
     found, _ = adapters()
     named = [(n, plain(n, found), t) for n, t in now().items()]
-    leftovers = sorted(n for n, plain, _ in named if _LEFTOVER.search(plain))
+    leftovers = sorted(n for n, plain, _ in named if not alone and _LEFTOVER.search(plain))
     if leftovers:
         raise InvalidError(f"{len(leftovers)} names belong to a wrapper that is not known (leave them out with `ignore`, or rename them): {', '.join(leftovers)}")
-    out = Described([], now=now, adapters=adapters, rules=rules_of(model, config, [name for _, name, _ in named]))
+    out = Described([], now=now, adapters=adapters, rules=rules_of(model, False if alone else config, [name for _, name, _ in named]))
     if out.rules:
         _rules.refuse_unknown(out.rules, (name for _, name, _ in named))
     cast = _param_dtypes(model)
@@ -358,7 +360,7 @@ def own_rank(group: Any) -> int:
 
 
 def agree(
-    model: Any, group: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None, config: Any = None
+    model: Any, group: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None, config: Any = None, adapter: str | None = None
 ) -> tuple[Described, Layout, int]:
     """What this process holds, the layout of all ranks (equal on each), and this process' rank in it.
 
@@ -369,7 +371,7 @@ def agree(
     mine: tuple[str, dict[str, Any], list[str]] = ("", {}, [])
     described = Described([])
     try:
-        described = describe(model, ignore=ignore, dtypes=dtypes, config=config)
+        described = describe(model, ignore=ignore, dtypes=dtypes, config=config, adapter=adapter)
         mine = ("", described.part(rank), [e.name for e in described.entries])
     except Exception as e:  # noqa: BLE001 - raised by together(), once the others know of it
         failed = _rules.telling(e, f"source rank {rank}")
