@@ -31,7 +31,7 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 test-full: test build-tsan test-store test-torch test-jax test-ray test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, Ray, the wheel
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
-	@$(MAKE) --no-print-directory test-live test-trainers test-lora test-verl test-sglang test-vllm
+	@$(MAKE) --no-print-directory test-live test-trainers test-lora test-frameworks test-sglang test-vllm
 
 test-store: build ## the store with a real S3 server: every death and every fault
 	.cache/venv/bin/python tests/procs/store/store.py build/release/cli/refit
@@ -81,9 +81,9 @@ test-lora: build ## real PEFT adapters: merged out of place, alone, under FSDP2
 	@scripts/live_env.sh
 	site=$(call beside,venv-peft,tests/lora/requirements.txt); cd tests/lora && HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR)/build/release/python:$$site $(CURDIR)/.cache/venv-live/bin/python -m unittest -v
 
-test-verl: build ## the real verl, its manager and workers, with Refit as its checkpoint engine (a venv of 0.6 GB beside venv-live)
+test-frameworks: build ## the real verl and TRL over Refit (a venv of 0.6 GB beside venv-live)
 	@scripts/live_env.sh
-	site=$(call beside,venv-verl,tests/verl/requirements.txt); cd tests/verl && HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR)/build/release/python:$$site $(CURDIR)/.cache/venv-live/bin/python -m unittest -v
+	site=$(call beside,venv-frameworks,tests/frameworks/requirements.txt); cd tests/frameworks && HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR)/build/release/python:$$site $(CURDIR)/.cache/venv-live/bin/python -m unittest -v
 
 test-wheel: deps ## the wheel, built and installed in an environment of its own
 	scripts/test_wheel.sh
@@ -97,4 +97,4 @@ check-gpu: ## runs the GPU checks, or says what they lack
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-ray test-lora test-verl test-wheel bench check-gpu clean
+.PHONY: help deps build demo test test-full test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-ray test-lora test-frameworks test-wheel bench check-gpu clean

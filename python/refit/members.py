@@ -141,7 +141,8 @@ class Publisher(_Member):
     ) -> "TorchPublisher":
         """This process' rank of a torch trainer.
 
-        model: a module (plain, DDP, tensor-parallel, FSDP2) or named parameters (mapping or pairs). The layout comes
+        model: a module (plain, DDP, tensor-parallel, FSDP2), several of them by name, which one version then brings together
+        (``{"": policy, "draft": draft}``; names become ``draft.…``, without rules), or named parameters (mapping or pairs). The layout comes
         from the placements of DTensors; a plain tensor is a replica. Names lose ``module.``, ``_orig_mod.``,
         ``_fsdp_wrapped_module.`` and ``.base_layer``; other wrappers' names are refused in a list, unless a pattern of
         `ignore` leaves them out. A parameter of an FSDP2 module travels in its ``MixedPrecisionPolicy.param_dtype``,

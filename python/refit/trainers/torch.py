@@ -152,6 +152,17 @@ class Described:
         }
 
 
+def _modules(model: Any) -> dict[str, Any]:
+    """What comes before the names of each module -> the module; empty where `model` is none and has none."""
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        return {"": model}
+    if isinstance(model, Mapping) and model and all(isinstance(m, torch.nn.Module) for m in model.values()):
+        return {f"{name}." if name else "": m for name, m in model.items()}
+    return {}
+
+
 def _source(model: Any) -> Callable[[], dict[str, Any]]:
     """What gives the model's parameters and persistent buffers as they are now: name -> tensor, tied ones under each.
 
@@ -159,8 +170,8 @@ def _source(model: Any) -> Callable[[], dict[str, Any]]:
     """
     import torch
 
-    if isinstance(model, torch.nn.Module):
-        return lambda: {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+    if modules := _modules(model):
+        return lambda: {dot + n: t for dot, module in modules.items() for n, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
     if isinstance(model, Mapping):
         return lambda: {str(n): t for n, t in model.items()}
     pairs: dict[str, Any] = {}
@@ -172,12 +183,8 @@ def _source(model: Any) -> Callable[[], dict[str, Any]]:
 
 def _param_dtypes(model: Any) -> dict[int, Any]:
     """id of each FSDP2 parameter -> the dtype that its MixedPrecisionPolicy computes in."""
-    import torch
-
     out: dict[int, Any] = {}
-    if not isinstance(model, torch.nn.Module):
-        return out
-    for module in model.modules():
+    for module in (m for one in _modules(model).values() for m in one.modules()):
         get = getattr(module, "_get_fsdp_state", None)
         if get is None:
             continue
