@@ -30,6 +30,8 @@ def main():
     sys.path.insert(0, str(site))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    if tp > 1:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(r % (os.cpu_count() or 1)) for r in range(tp))
     import models
     import refit
     import refit.vllm
