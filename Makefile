@@ -28,10 +28,13 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 	ctest --test-dir build/release -j $(JOBS) --output-on-failure --timeout 300
 	ctest --test-dir build/asan-ubsan -j $(JOBS) -L fast --output-on-failure --timeout 300
 
-test-full: test build-tsan test-store test-torch test-jax test-wheel docs ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel, the site
+test-full: test build-tsan ## the long form: also the fast set under TSan, long simulation, and every target of LONG
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
-	@$(MAKE) --no-print-directory fuzz test-live test-trainers test-sglang test-vllm
+	@for t in $(LONG); do $(MAKE) --no-print-directory $$t || exit 1; done
+
+# What test-full runs besides, each of which makes what it needs.
+LONG := docs fuzz test-store test-torch test-jax test-ray test-wheel test-live test-trainers test-lora test-frameworks test-sglang test-vllm
 
 test-store: build ## the store with a real S3 server: every death and every fault
 	.cache/venv/bin/python tests/procs/store/store.py build/release/cli/refit
@@ -63,6 +66,7 @@ test-vllm: build $(MODEL_DIR)/config.json ## a real vLLM engine takes weights fr
 	.cache/venv-live/bin/python tests/vllm/tiny.py build/release qwen3_moe 2
 	.cache/venv-live/bin/python tests/vllm/tiny.py build/release qwen3 2 traced
 	.cache/venv-live/bin/python tests/vllm/rl_loop.py build/release
+	export PYTHONPATH=$(call beside,venv-peft,tests/lora/requirements.txt); for tp in 1 2; do .cache/venv-live/bin/python tests/vllm/lora.py build/release $$tp; done
 
 test-torch: build ## the Python package with real torch trainers (a venv of 4 GB, made once)
 	cd tests/torch && PYTHONPATH=$(CURDIR)/build/release/python $$($(CURDIR)/scripts/python_venv.sh venv-torch tests/torch/requirements.txt --no-deps) -m unittest -v
@@ -71,6 +75,20 @@ test-jax: build ## the Python package with JAX arrays (a venv, made once)
 	cd tests/jax && PYTHONPATH=$(CURDIR)/build/release/python $$($(CURDIR)/scripts/python_venv.sh venv-jax tests/jax/requirements.txt) -m unittest -v
 	rm -rf build/jax_to_files && PYTHONPATH=build/release/python .cache/venv-jax/bin/python examples/jax_to_files.py build/jax_to_files
 	build/release/cli/refit inspect build/jax_to_files/step-3
+
+test-ray: build ## the Python package with real Ray actors (a venv of 0.3 GB, made once)
+	cd tests/ray && PYTHONPATH=$(CURDIR)/build/release/python $$($(CURDIR)/scripts/python_venv.sh venv-ray tests/ray/requirements.txt --no-deps) -m unittest -v
+
+# The site-packages of a venv of .cache, to stand beside venv-live's: $(call beside,NAME,REQUIREMENTS)
+beside = $$($$(scripts/python_venv.sh $(1) $(2) --no-deps) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+test-lora: build ## real PEFT adapters: merged out of place, alone, under FSDP2
+	@scripts/live_env.sh
+	site=$(call beside,venv-peft,tests/lora/requirements.txt); cd tests/lora && HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR)/build/release/python:$$site $(CURDIR)/.cache/venv-live/bin/python -m unittest -v
+
+test-frameworks: build ## the real verl and TRL over Refit (a venv of 0.6 GB beside venv-live)
+	@scripts/live_env.sh
+	site=$(call beside,venv-frameworks,tests/frameworks/requirements.txt); cd tests/frameworks && HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR)/build/release/python:$$site $(CURDIR)/.cache/venv-live/bin/python -m unittest -v
 
 test-wheel: deps ## the wheel, built and installed in an environment of its own
 	scripts/test_wheel.sh
@@ -97,4 +115,4 @@ check-gpu: ## runs the GPU checks, or says what they lack
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-wheel docs docs-pages bench check-gpu clean
+.PHONY: help deps build demo test test-full $(LONG) docs-pages bench check-gpu clean

@@ -24,6 +24,8 @@ struct MemberReport {
   VersionInfo version;
   double seal_s = 0, stage_s = 0, verify_s = 0, copy_s = 0, plan_s = 0;
   std::int64_t bytes_sealed = 0, bytes_staged = 0, snapshot_bytes = 0, shadow_bytes = 0, buckets = 0;
+  // A source's, in rounds with deltas: how its buckets went out (one that goes out in two forms counts twice), and all bytes of it.
+  std::int64_t buckets_unchanged = 0, buckets_delta = 0, buckets_raw = 0, bytes_wire = 0;
   std::int64_t memory_used = 0, memory_peak = 0;  // that Refit holds here
 };
 

@@ -39,6 +39,10 @@ class Error(Exception):
         where = [f"{k}={v}" for k in ("peer", "stage", "bucket", "tensor", "need", "have") if (v := getattr(self, k)) not in ("", None)]
         return f"{self.code}: {self.message}" + (f" [{' '.join(where)}]" if where else "")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process goes everything but the report, whose class is native."""
+        return (type(self), self.args, {k: v for k, v in self.__dict__.items() if k != "report"})
+
     @property
     def retryable(self) -> bool:
         """True when the same call may succeed later without any change by the caller."""
@@ -109,6 +113,11 @@ _CLASSES = {
     c.code: c
     for c in (InvalidError, UnsupportedError, MismatchError, CorruptError, DeadlineError, PeerLostError, ExhaustedError, BusyError, CancelledError, InternalError)
 }
+
+
+def of_code(code: str, message: str, **fields: Any) -> Error:
+    """The exception of a code that another process told of."""
+    return _CLASSES.get(code, InternalError)(message, **fields)
 
 
 def make(code: str, message: str, line: str, fields: dict[str, Any], report: Any) -> Error:

@@ -1,5 +1,5 @@
-"""Refit as the checkpoint engine of a framework: NeMo-RL (``refit_transport: refit.checkpoint_engine:RefitCheckpointEngine``)
-and verl (its registry). Written and tested against their published interfaces, not against the packages.
+"""Refit as the checkpoint engine of a framework: NeMo-RL (``refit_transport: refit.checkpoint_engine:RefitCheckpointEngine``),
+written and tested against its published interface, not against the package; and verl (``refit.verl``), run with the package.
 
 Whole tensors go from the first trainer worker to every rollout worker of this host, all or nothing, proven; the framework's own
 loader takes them from there. Where both sides can keep their own layouts, ``refit.create_weight_synchronizer`` moves less.
@@ -13,14 +13,13 @@ import logging
 import os
 import pathlib
 import shutil
-import stat
-import tempfile
 import threading
 import time
 import uuid
-from typing import Any, AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 
 from ._errors import DeadlineError, Error, InvalidError
+from ._private import check_private, home, make_private
 from ._whole import repeated
 from .coordinator import Coordinator
 from .layout import Layout
@@ -29,19 +28,6 @@ from .members import Publisher, Receiver
 log = logging.getLogger("refit")
 
 _CARD = "card.json"
-
-
-def _check_private(folder: pathlib.Path) -> None:
-    """InvalidError where another user could have put something there, or can."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise InvalidError(f"must be a directory of user {os.geteuid()} with mode 0700; it has owner {found.st_uid} and mode {stat.filemode(found.st_mode)}", peer=str(folder))
-
-
-def _make_private(folder: pathlib.Path) -> None:
-    """One level: the mode of mkdir() is not that of the parents it makes."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    _check_private(folder)
 
 
 class _Reading:
@@ -74,7 +60,7 @@ class RefitCheckpointEngine:
         if array not in ("torch", "numpy"):
             raise InvalidError(f"array must be torch or numpy, not '{array}'")
         self._array, self._timeout_s, self._options = array, timeout_s, dict(coordinator_options or {})
-        self._own = str(pathlib.Path(tempfile.gettempdir()) / f"refit-{os.getuid()}" / f"checkpoint-{uuid.uuid4().hex[:12]}")
+        self._own = str(home() / f"checkpoint-{uuid.uuid4().hex[:12]}")
         self._folder: pathlib.Path | None = None
         self._rank, self._rollouts, self._sends = 0, 0, False
         self._coordinator: Coordinator | None = None
@@ -94,19 +80,19 @@ class RefitCheckpointEngine:
     def finalize(self) -> None:
         """After each refit: nothing. Plan, memory and connections live on to the next one; close() ends them."""
 
-    async def send_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+    async def send_weights(self, weights: Iterable[tuple[str, Any]] | AsyncIterable[tuple[str, Any]], global_steps: int | None = None) -> None:
         """Drains the generator, on every trainer worker: it may be collective. The first worker sends; when this returns there,
-        every rollout worker has the version whole."""
+        every rollout worker has the version whole. global_steps: the version's step, where it is newer than the last one's."""
         if self._folder is None:
             raise InvalidError("send_weights before the process group was made")
         if not self._sends:
-            for _ in weights:
+            async for _ in _each(weights):
                 pass
             return
         names = []
         if self._publisher is not None:
             await asyncio.to_thread(self._publisher.guard, self._timeout_s)
-        for name, tensor in weights:
+        async for name, tensor in _each(weights):
             names.append(name)
             if self._publisher is None:
                 self._sent[name] = _copied(tensor)
@@ -116,21 +102,21 @@ class RefitCheckpointEngine:
                 _copy_into(self._sent[name], tensor)
         if missing := sorted(set(self._sent) - set(names)):
             raise InvalidError(f"{len(missing)} tensors of the first refit did not come", tensor=missing[0])
-        await asyncio.to_thread(self._round)
+        await asyncio.to_thread(self._round, global_steps)
 
-    def _round(self) -> None:
+    def _round(self, global_steps: int | None) -> None:
         if self._publisher is None:
             self._open()
         assert self._publisher is not None and self._coordinator is not None
-        self._steps += 1
+        self._steps = max(self._steps + 1, global_steps or 0)
         self._publisher.publish(self._steps)
         self._coordinator.mark_stale()
         self._coordinator.sync_weights()
 
     def _open(self) -> None:
         assert self._folder is not None
-        _make_private(self._folder.parent)
-        _make_private(self._folder)
+        make_private(self._folder.parent)
+        make_private(self._folder)
         layout = Layout.from_arrays(self._sent)
         try:
             self._coordinator = Coordinator(1, 1, self._rollouts, **{"runtime_dir": str(self._folder), "join_timeout_s": self._timeout_s, **self._options})
@@ -151,13 +137,14 @@ class RefitCheckpointEngine:
                     log.warning("after a refit that did not begin: %s", e)
             raise
 
-    async def _received(self) -> AsyncIterator[list[tuple[str, Any]]]:
+    async def _received(self, global_steps: int | None = None) -> AsyncIterator[list[tuple[str, Any]]]:
         if self._folder is None or self._sends:
             raise InvalidError("receive_weights on a worker that is no rollout worker of a process group")
         receiver = await asyncio.to_thread(self._joined)
         until = time.monotonic() + self._timeout_s
+        new = (lambda: receiver.version.step >= global_steps) if global_steps is not None else None
         while True:
-            await asyncio.to_thread(receiver.wait_version, self._seen + 1, max(0.0, until - time.monotonic()), hooks=False)  # send_weights told of it
+            await asyncio.to_thread(receiver.wait_version, self._seen + 1, max(0.0, until - time.monotonic()), new, hooks=False)  # send_weights told of it
             # On this thread: a cancellation then never leaves a thread behind that takes it for nobody.
             while not self._reading.free.acquire(blocking=False):
                 if time.monotonic() > until:
@@ -167,7 +154,9 @@ class RefitCheckpointEngine:
                 break
             self._reading.free.release()  # a newer one came meanwhile, and failed half-way
         try:
-            version = receiver.version  # what is read from here on, maybe newer than what was waited for
+            # What is read from here on, maybe newer than what was waited for. Taken also where the reading breaks off: each
+            # refit begins with a new version, for which this one must not stand in.
+            self._seen = receiver.version.number
             batch: list[tuple[str, Any]] = []
             size = 0
             for t in receiver.tensors:
@@ -179,7 +168,6 @@ class RefitCheckpointEngine:
                 size += array.nbytes
             if batch:
                 yield batch
-            self._seen = version.number
         finally:
             self._reading.free.release()
 
@@ -191,8 +179,8 @@ class RefitCheckpointEngine:
                 if time.monotonic() > until:
                     raise DeadlineError(f"the first trainer worker did not send within {self._timeout_s} s", peer=str(self._folder))
                 time.sleep(0.02)
-            _check_private(self._folder.parent)
-            _check_private(self._folder)
+            check_private(self._folder.parent)
+            check_private(self._folder)
             card = json.loads((self._folder / _CARD).read_text())
             self._receiver = Receiver(card["address"], Layout.from_json(card["layout"]), self._rank, engine=self._reading, join_timeout_s=self._timeout_s)
             self._receiver.start()
@@ -230,8 +218,8 @@ class RefitCheckpointEngine:
         self._meet(rollout_rank, rollout_world_size, metadata, False)
 
     async def receive_weight_batches(self) -> AsyncIterator[list[tuple[str, Any]]]:
-        """Batches of (name, tensor), views that hold until the next batch is asked for; after the last one the version counts as
-        taken."""
+        """Batches of (name, tensor), views that hold until the next batch is asked for; a version counts as taken from its first
+        one on."""
         async for batch in self._received():
             yield batch
 
@@ -249,11 +237,21 @@ class RefitCheckpointEngine:
     def init_process_group(self, *, rank: int, rollout_world_size: int, metadata: Sequence[Any], trainer: bool) -> None:
         self._meet(rank, rollout_world_size, metadata, trainer and rank == 0)
 
-    async def receive_weights(self) -> AsyncIterator[tuple[str, Any]]:
-        """As receive_weight_batches(), one by one."""
-        async for batch in self._received():
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Any]]:
+        """As receive_weight_batches(), one by one. Waits for a version of step global_steps or newer."""
+        async for batch in self._received(global_steps):
             for pair in batch:
                 yield pair
+
+
+async def _each(weights: Any) -> AsyncIterator[tuple[str, Any]]:
+    """Of a generator of either kind."""
+    if hasattr(weights, "__aiter__"):
+        async for pair in weights:
+            yield pair
+    else:
+        for pair in weights:
+            yield pair
 
 
 def _copied(tensor: Any) -> Any:

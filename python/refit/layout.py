@@ -6,7 +6,7 @@ import json
 from typing import Any, Iterable, Mapping, NamedTuple
 
 from . import _arrays, _native
-from ._errors import InvalidError, MismatchError
+from ._errors import InvalidError, MismatchError, UnsupportedError
 
 
 class Holding(NamedTuple):
@@ -68,6 +68,39 @@ class Layout:
         return cls.from_json({"tensors": tensors, "ranks": ranks, "tied": tied})
 
     @classmethod
+    def together(cls, parts: Mapping[str, "Layout"]) -> "Layout":
+        """Several models on the same ranks as one, so that one version brings all of them or none: a policy and its draft model.
+
+        parts: name of a model -> its layout; tensors and buffers get the name and a dot before their own ("" adds nothing).
+        UnsupportedError for several replicas, whose layouts are recipes. Holdings become explicit: see docs/python.md for the
+        size that such a layout may have.
+        """
+        if not parts:
+            raise InvalidError("no layout was given")
+        worlds = {name: one.world for name, one in parts.items()}
+        if len(set(worlds.values())) > 1:
+            raise MismatchError(f"the models are on different numbers of ranks: {worlds}")
+        if several := [name for name, one in parts.items() if one.instances > 1]:
+            raise UnsupportedError(f"'{several[0]}' has {parts[several[0]].instances} replicas: together() makes layouts of one")
+        world, tensors, tied = next(iter(worlds.values())), {}, []
+        ranks: list[dict[str, Any]] = [{"rank": r, "buffers": {}, "holdings": []} for r in range(world)]
+        for name, one in parts.items():
+            dot = f"{name}." if name else ""
+            described = one.describe()
+            if described["values"]:
+                raise UnsupportedError(f"'{name}' transforms values ({sorted(described['values'])[0]}), which explicit holdings cannot say")
+            tied += [[dot + a, dot + b] for a, b in one.tied]
+            for tensor, spec in described["tensors"].items():
+                if tensors.setdefault(dot + tensor, spec) is not spec:
+                    raise InvalidError("two of the models have it", tensor=dot + tensor)
+            for own, rank in zip(ranks, described["ranks"], strict=True):
+                for buffer, spec in rank["buffers"].items():
+                    if own["buffers"].setdefault(dot + buffer, spec) is not spec:
+                        raise InvalidError(f"two of the models have a buffer '{dot + buffer}'")
+                own["holdings"] += [dict(h, tensor=dot + h["tensor"], buffer=dot + h["buffer"]) for h in rank["holdings"]]
+        return cls.from_json({"tensors": tensors, "tied": tied, "ranks": ranks})
+
+    @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], *, tied: Iterable[tuple[str, str]] = ()) -> "Layout":
         """Whole tensors of one rank, each its own buffer of the same name: to lend or to fill the arrays themselves.
 
@@ -88,12 +121,12 @@ class Layout:
 
     @classmethod
     def from_torch(
-        cls, model: Any, *, config: Any = None, group: Any = None, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None
+        cls, model: Any, *, config: Any = None, group: Any = None, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None, adapter: str | None = None
     ) -> "Layout":
         """The layout that Publisher.from_torch() publishes: see there. Collective where torch.distributed runs."""
         from .trainers import torch as trainer
 
-        return trainer.agree(model, group, ignore=ignore, dtypes=dtypes, config=config)[1]
+        return trainer.agree(model, group, ignore=ignore, dtypes=dtypes, config=config, adapter=adapter)[1]
 
     @classmethod
     def from_jax(cls, model: Any, *, config: Any = None, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None) -> "Layout":

@@ -135,12 +135,14 @@ class Publisher(_Member):
         group: Any = None,
         ignore: Iterable[str] = (),
         dtypes: Mapping[str, str] | None = None,
+        adapter: str | None = None,
         threads: int = 1,
         join_timeout_s: float = 60,
     ) -> "TorchPublisher":
         """This process' rank of a torch trainer.
 
-        model: a module (plain, DDP, tensor-parallel, FSDP2) or named parameters (mapping or pairs). The layout comes
+        model: a module (plain, DDP, tensor-parallel, FSDP2), several of them by name, which one version then brings together
+        (``{"": policy, "draft": draft}``; names become ``draft.…``, without rules), or named parameters (mapping or pairs). The layout comes
         from the placements of DTensors; a plain tensor is a replica. Names lose ``module.``, ``_orig_mod.``,
         ``_fsdp_wrapped_module.`` and ``.base_layer``; other wrappers' names are refused in a list, unless a pattern of
         `ignore` leaves them out. A parameter of an FSDP2 module travels in its ``MixedPrecisionPolicy.param_dtype``,
@@ -152,11 +154,15 @@ class Publisher(_Member):
         transformers 5 (``experts.gate_up_proj``) travel as the tensors that checkpoints and targets name, what the family
         keeps in float32 travels in float32, and parameters that are unknown, missing or of another shape are refused.
 
+        A PEFT model's plain LoRA travels merged, under the names of the base model: each publish() computes base +
+        alpha/r · B·A where it lends it from, and writes nothing of the model. adapter: that adapter's own tensors travel
+        instead, alone, for engines that keep adapters beside the base.
+
         Each publish() copies (and casts) the weights into memory that Refit lends; training goes on at once.
         """
         from .trainers import torch as trainer
 
-        agreed = trainer.agree(model, group, ignore=ignore, dtypes=dtypes, config=config)
+        agreed = trainer.agree(model, group, ignore=ignore, dtypes=dtypes, config=config, adapter=adapter)
         return trainer.TorchPublisher(address, *agreed, threads=threads, join_timeout_s=join_timeout_s)
 
     @classmethod

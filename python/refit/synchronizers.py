@@ -284,7 +284,7 @@ class PresetWeightSynchronizer(WeightSynchronizer):
         failures: list[BaseException] = []
         for worker, result in enumerate(results if isinstance(results, (list, tuple)) else [results]):
             try:
-                if _settle(result, max(0.0, deadline - time.monotonic())) is False:
+                if _settle(result, max(0.0, deadline - time.monotonic()), worker, what) is False:
                     raise PeerLostError(f"{what}() says False", peer=f"worker {worker}", stage=what)
             except (TimeoutError, concurrent.futures.TimeoutError) as e:  # two classes in Python 3.10
                 failures.append(e if isinstance(e, Error) else DeadlineError(f"{what}() did not end within {self.phase_timeout_s} s", peer=f"worker {worker}", stage=what))
@@ -302,15 +302,15 @@ class PresetWeightSynchronizer(WeightSynchronizer):
         self.engines.shutdown()
 
 
-def _settle(result: Any, timeout_s: float) -> Any:
+def _settle(result: Any, timeout_s: float, worker: int, what: str) -> Any:
     """A value, or what a future becomes: concurrent.futures, or Ray's references where Ray made them."""
     if type(result).__module__.split(".")[0] == "ray":
-        import ray
+        from .ray import settled
 
-        try:
-            return ray.get(result, timeout=timeout_s)
-        except ray.exceptions.GetTimeoutError as e:
-            raise TimeoutError(str(e)) from e
+        (value,), failures = settled([result], [f"worker {worker}"], what, timeout_s)
+        if failures:
+            raise failures[0]
+        return value
     if callable(wait := getattr(result, "result", None)):
         return wait(timeout_s)
     return result

@@ -118,6 +118,10 @@ MemberReport report_of(const agent::Agent& agent, const Post& post) {
   out.bytes_sealed = r.bytes_sealed;
   out.bytes_staged = r.bytes_staged;
   out.snapshot_bytes = r.snapshot_bytes;
+  out.buckets_unchanged = r.encoded.unchanged;
+  out.buckets_delta = r.encoded.delta;
+  out.buckets_raw = r.encoded.raw;
+  out.bytes_wire = r.encoded.bytes_wire;
   out.shadow_bytes = r.shadow_bytes;
   out.buckets = r.buckets;
   out.memory_used = post.seat->budget().used();

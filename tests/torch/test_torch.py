@@ -138,6 +138,18 @@ class Modules(unittest.TestCase):
         held = {t.name: t.torch() for t in _arrays.tensors(layout._native.rank(0), list(memory.items()))}
         return _torch.Packer(described, memory), held
 
+    def test_several_modules_are_one_version(self):
+        policy, draft = models.Llama(), nn.Linear(5, 3)
+        layout = refit.Layout.from_torch({"": policy, "draft": draft})
+        want = refit.Layout.from_torch(policy, config=False).tensors | {"draft." + n: t for n, t in refit.Layout.from_torch(draft).tensors.items()}
+        self.assertEqual(layout.tensors, want)
+        packer, held = self.packed({"": policy, "draft": draft})
+        with torch.no_grad():
+            draft.weight.fill_(2)
+        packer.pack()
+        self.assertTrue((held["draft.weight"] == 2).all())
+        self.assertTrue(torch.equal(held["model.norm.weight"], policy.model.norm.weight))
+
     def test_replaced_parameters_are_followed(self):
         model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
         packer, held = self.packed(model)

@@ -15,6 +15,7 @@ from .. import _arrays
 from .._errors import Error, InvalidError, UnsupportedError
 from ..layout import Layout
 from ..members import Publisher
+from . import lora as _lora
 from . import rules as _rules
 
 log = logging.getLogger("refit")
@@ -123,6 +124,7 @@ class Described:
     copies: dict[str, Entry] = field(default_factory=dict)  # a copy's name in the model -> what it is tied with
     bytes: int = 0
     now: Callable[[], dict[str, Any]] = dict  # name in the model -> tensor
+    adapters: Callable[[], tuple[_lora.Adapters | None, dict[str, Any]]] = lambda: (None, {})  # and the tensors that they name
     rules: _rules.Rules | None = None
 
     def part(self, rank: int) -> dict[str, Any]:
@@ -150,6 +152,17 @@ class Described:
         }
 
 
+def _modules(model: Any) -> dict[str, Any]:
+    """What comes before the names of each module -> the module; empty where `model` is none and has none."""
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        return {"": model}
+    if isinstance(model, Mapping) and model and all(isinstance(m, torch.nn.Module) for m in model.values()):
+        return {f"{name}." if name else "": m for name, m in model.items()}
+    return {}
+
+
 def _source(model: Any) -> Callable[[], dict[str, Any]]:
     """What gives the model's parameters and persistent buffers as they are now: name -> tensor, tied ones under each.
 
@@ -157,8 +170,8 @@ def _source(model: Any) -> Callable[[], dict[str, Any]]:
     """
     import torch
 
-    if isinstance(model, torch.nn.Module):
-        return lambda: {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+    if modules := _modules(model):
+        return lambda: {dot + n: t for dot, module in modules.items() for n, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
     if isinstance(model, Mapping):
         return lambda: {str(n): t for n, t in model.items()}
     pairs: dict[str, Any] = {}
@@ -170,12 +183,8 @@ def _source(model: Any) -> Callable[[], dict[str, Any]]:
 
 def _param_dtypes(model: Any) -> dict[int, Any]:
     """id of each FSDP2 parameter -> the dtype that its MixedPrecisionPolicy computes in."""
-    import torch
-
     out: dict[int, Any] = {}
-    if not isinstance(model, torch.nn.Module):
-        return out
-    for module in model.modules():
+    for module in (m for one in _modules(model).values() for m in one.modules()):
         get = getattr(module, "_get_fsdp_state", None)
         if get is None:
             continue
@@ -265,24 +274,36 @@ def _keep_exceptions(entries: list[Entry], rules: _rules.Rules, said: set[str]) 
             e.dtype = want
 
 
-def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None, config: Any = None) -> Described:
-    """What this process holds of a model. InvalidError listing names of unknown wrappers, and names that collide."""
+def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None, config: Any = None, adapter: str | None = None) -> Described:
+    """What this process holds of a model, or of one of its adapters alone. InvalidError listing names of unknown wrappers, and
+    names that collide."""
     import torch
 
     ignore, wanted = list(ignore), dict(dtypes or {})
     unknown = [d for d in wanted.values() if d not in _arrays.NUMPY]
     if unknown:
         raise InvalidError(f"dtypes: '{unknown[0]}' is no dtype of layout files")
-    source = _source(model)
+    alone = adapter is not None
+    source = _lora.alone(model, adapter, plain_name) if adapter is not None else _source(model)
+
+    def adapters() -> tuple[_lora.Adapters | None, dict[str, Any]]:
+        tensors = source()
+        return None if alone else _lora.find(model, tensors.keys(), ignore), tensors
+
+    def plain(name: str, found: _lora.Adapters | None) -> str:
+        return name if alone else plain_name(found.name(name) if found else name)
 
     def now() -> dict[str, Any]:
-        return {n: t for n, t in source().items() if not _rules.ignored(n, ignore) and not _rules.ignored(plain_name(n), ignore)}
+        found, tensors = adapters()
+        left_out = found.left_out if found else set()
+        return {n: t for n, t in tensors.items() if n not in left_out and not _rules.ignored(n, ignore) and not _rules.ignored(plain(n, found), ignore)}
 
-    named = [(n, plain_name(n), t) for n, t in now().items()]
-    leftovers = sorted(n for n, plain, _ in named if _LEFTOVER.search(plain))
+    found, _ = adapters()
+    named = [(n, plain(n, found), t) for n, t in now().items()]
+    leftovers = sorted(n for n, plain, _ in named if not alone and _LEFTOVER.search(plain))
     if leftovers:
         raise InvalidError(f"{len(leftovers)} names belong to a wrapper that is not known (leave them out with `ignore`, or rename them): {', '.join(leftovers)}")
-    out = Described([], now=now, rules=rules_of(model, config, [name for _, name, _ in named]))
+    out = Described([], now=now, adapters=adapters, rules=rules_of(model, False if alone else config, [name for _, name, _ in named]))
     if out.rules:
         _rules.refuse_unknown(out.rules, (name for _, name, _ in named))
     cast = _param_dtypes(model)
@@ -307,6 +328,7 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
         seen[id(tensor)] = out.entries[-1]
     if not out.entries:
         raise InvalidError("the model has no tensor to publish")
+    _refuse_tied_updates(out, found)
     if out.rules:
         for copy, primary in ((b, a) for a, b in out.rules.tied):
             apart = {e.name for e in out.entries}
@@ -317,6 +339,14 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
         e.offset = -(-out.bytes // _ALIGN) * _ALIGN
         out.bytes = e.offset + math.prod(e.local_shape) * _arrays.SIZES[e.dtype]
     return out
+
+
+def _refuse_tied_updates(described: Described, found: _lora.Adapters | None) -> None:
+    copies = {e.own: copy for copy, e in described.copies.items()}
+    for own in found.updates if found else ():
+        if own in copies or own in described.copies:
+            other = copies.get(own) or described.copies[own].own
+            raise UnsupportedError(f"an adapter changes it, and it is tied with '{plain_name(other)}', which would change too", tensor=plain_name(own))
 
 
 def gathered(mine: Any, group: Any) -> list[Any]:
@@ -337,7 +367,7 @@ def own_rank(group: Any) -> int:
 
 
 def agree(
-    model: Any, group: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None, config: Any = None
+    model: Any, group: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str] | None = None, config: Any = None, adapter: str | None = None
 ) -> tuple[Described, Layout, int]:
     """What this process holds, the layout of all ranks (equal on each), and this process' rank in it.
 
@@ -348,7 +378,7 @@ def agree(
     mine: tuple[str, dict[str, Any], list[str]] = ("", {}, [])
     described = Described([])
     try:
-        described = describe(model, ignore=ignore, dtypes=dtypes, config=config)
+        described = describe(model, ignore=ignore, dtypes=dtypes, config=config, adapter=adapter)
         mine = ("", described.part(rank), [e.name for e in described.entries])
     except Exception as e:  # noqa: BLE001 - raised by together(), once the others know of it
         failed = _rules.telling(e, f"source rank {rank}")
@@ -410,10 +440,24 @@ class Packer:
         return [local for _, _, local in out]
 
     def pack(self) -> None:
-        """Errors of follow(): nothing was copied then."""
-        for local, (_, view) in zip(self.follow(), self._pairs, strict=True):
-            if view is not None:
-                view.copy_(local)
+        """Errors of follow(): nothing was copied then. Adapters are added on the way: collective where they are sharded."""
+        found, tensors = self._described.adapters()
+        _refuse_tied_updates(self._described, found)
+        updates = found.updates if found else {}
+        for local, (e, view) in zip(self.follow(), self._pairs, strict=True):
+            added = updates.get(e.own)
+            if not added:
+                if view is not None:
+                    view.copy_(local)
+                continue
+            # In the base's dtype, as PEFT merges: in place where that is lent.
+            merged = local.clone() if view is None or view.dtype != local.dtype else view.copy_(local)
+            for u in added:
+                values = u.values(tensors, e.runs)
+                if view is not None:
+                    merged.add_(values.to(merged.dtype) if u.rounded else values)
+            if view is not None and merged is not view:
+                view.copy_(merged)
 
 
 class TorchPublisher(Publisher):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import vllm
@@ -15,6 +15,7 @@ from .._errors import Error, InvalidError, UnsupportedError
 from .._gate import Gate
 from ..layout import Layout
 from ..members import Receiver, VersionInfo
+from .adapter import Adapter, adapter_layout
 from .layouts import choose_layout, traced_weights
 from .loading import Model
 
@@ -29,7 +30,9 @@ class RefitInitInfo(WeightTransferInitInfo):
     """address: of the job's coordinator. replica of replicas: which instance this engine is. model: a checkpoint
     directory or configuration that the layout is made from (default: the one that the engine was started with).
     layout: "rules"; "traced": from the engine's own loader (model must be a checkpoint directory), compared with the rules
-    where they cover the model; "auto": rules, or traced where none cover it. trace_timeout_s: for the process that traces."""
+    where they cover the model; "auto": rules, or traced where none cover it. trace_timeout_s: for the process that traces.
+    adapter: the versions are those of a LoRA adapter, and the base weights stay as they are: what
+    ``refit.trainers.lora.adapter_info()`` told, with `id`, its number in requests (default 1)."""
 
     address: str = ""
     replica: int = 0
@@ -39,6 +42,7 @@ class RefitInitInfo(WeightTransferInitInfo):
     trace_timeout_s: float = 600
     threads: int = 1
     join_timeout_s: float = 60
+    adapter: dict[str, Any] = field(default_factory=dict)
     untested_version: bool = False
 
 
@@ -61,6 +65,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._receiver: Receiver | None = None
+        self._target: Model | Adapter | None = None
         self._until = 0.0  # end of the update in hand, on the monotonic clock
 
     # -- vLLM's interface
@@ -77,8 +82,12 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
         self._gate = Gate(self._load)
         receiver = Receiver(init_info.address, layout, rank, engine=self._gate, threads=init_info.threads, join_timeout_s=init_info.join_timeout_s)
         try:
-            self._weights = {p.name: p.torch() for p in receiver.parameters} or traced_weights(receiver, self.model)
-            self._target = Model(self.model, self.model_config, {name: (tuple(t.shape), t.dtype) for name, t in self._weights.items()})
+            if init_info.adapter:
+                self._weights = {t.name: t.torch() for t in receiver.tensors}
+                self._target = Adapter(self.model, init_info.adapter)
+            else:
+                self._weights = {p.name: p.torch() for p in receiver.parameters} or traced_weights(receiver, self.model)
+                self._target = Model(self.model, self.model_config, {name: (tuple(t.shape), t.dtype) for name, t in self._weights.items()})
         except BaseException:
             receiver.close()
             raise
@@ -103,6 +112,8 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
             self._gate.close()
             self._receiver.close()
             self._receiver = None
+            if isinstance(self._target, Adapter):
+                self._target.close()
 
     # -- inside
 
@@ -131,7 +142,10 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
         ep = tp * dp if p.enable_expert_parallel else 1
         model = init_info.model or self.model_config.model
         dtype = str(self.model_config.dtype).removeprefix("torch.")
-        layout = choose_layout(model, tp, dp, ep, init_info.replicas, dtype, init_info.layout, init_info.trace_timeout_s)
+        if init_info.adapter:
+            layout = adapter_layout(init_info.adapter, init_info.replicas * tp * dp)
+        else:
+            layout = choose_layout(model, tp, dp, ep, init_info.replicas, dtype, init_info.layout, init_info.trace_timeout_s)
         rank = init_info.replica * tp * dp + p.data_parallel_index * tp + p.rank % tp
         if math.prod((init_info.replicas, tp, dp)) != layout.world:
             raise InvalidError(f"the layout has {layout.world} ranks, the engines {init_info.replicas} x {tp * dp}")
@@ -139,6 +153,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
 
     def _load(self, version: VersionInfo) -> None:
         began = time.perf_counter()
+        assert self._target is not None
         try:
             self._target.install(self._weights)
         except BaseException:

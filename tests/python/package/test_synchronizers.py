@@ -551,6 +551,38 @@ class CheckpointEngines(unittest.TestCase):
         _, got = await asyncio.gather(trainer.send_weights(self.weights(value)), receive())
         self.assertTrue(all((t == value).all() for t in got))
 
+    def test_a_reading_that_broke_is_not_taken_for_the_next_version(self):
+        trainer, rollout = self.pair()
+        asyncio.run(self.refit(trainer, rollout, 1))
+
+        async def breaks():
+            async def receive():
+                async for _ in rollout.receive_weights():
+                    raise KeyError("no such parameter")
+
+            await asyncio.gather(trainer.send_weights(self.weights(2)), receive(), return_exceptions=True)
+
+        asyncio.run(breaks())
+        asyncio.run(self.refit(trainer, rollout, 3))
+
+    def test_steps_are_the_loops(self):
+        """verl names its step on both ends; weights may come from an asynchronous generator."""
+        trainer, rollout = self.pair()
+
+        async def each(value):
+            for pair in self.weights(value):
+                yield pair
+
+        async def refit_at(step):
+            async def receive():
+                return [t.copy() async for _, t in rollout.receive_weights(global_steps=step)]
+
+            _, got = await asyncio.gather(trainer.send_weights(each(step), global_steps=step), receive())
+            self.assertTrue(all((t == step).all() for t in got))
+            return rollout._receiver.version.step
+
+        self.assertEqual([asyncio.run(refit_at(step)) for step in (7, 8, 20)], [7, 8, 20])
+
     def test_where_they_meet_is_private(self):
         trainer, rollout = self.pair()
         rollout._timeout_s = 5
