@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "transport/nixl/at_exit.h"
+
 namespace refit::transport::nixl {
 namespace {
 
@@ -64,6 +66,7 @@ Result<std::unique_ptr<Agent>> Agent::make(const Api& api, const std::string& na
   if (const int rc = api.create_opt_args(&agent->args_); rc != kOk) return refused("take arguments", rc);
   if (const int rc = api.opt_args_add_backend(agent->args_, agent->backend_); rc != kOk)
     return refused("choose its backend", rc);
+  if (api.crashes_at_exit) arm_at_exit(options.backend);
   return agent;
 }
 
@@ -121,7 +124,7 @@ Result<std::unique_ptr<Agent::Read>> Agent::read(const std::string& peer, std::s
       return refused("list a run of bytes", kOk);
   }
   Handle request = nullptr;
-  if (const int rc = api_.create_xfer_req(agent_, kRead, local.get(), remote.get(), peer.c_str(), &request, args_);
+  if (const int rc = api_.create_xfer_req(agent_, kReadOperation, local.get(), remote.get(), peer.c_str(), &request, args_);
       rc != kOk)
     return refused("read from the source", rc, Code::kPeerLost);
   auto read = std::make_unique<Read>(*this, request);

@@ -53,6 +53,7 @@ Result<std::unique_ptr<Api>> load(const std::string& path) {
   auto api = std::make_unique<Api>();
   api->from = path;
   api->agent_threads = kAgentThreads;
+  api->crashes_at_exit = true;
 #define REFIT_NIXL_LOAD(name, parameters)                                                               \
   api->name = reinterpret_cast<decltype(Api::name)>(::dlsym(handle, "nixl_capi_" #name));               \
   if (api->name == nullptr) return Error(Code::kUnsupported, path + " lacks nixl_capi_" #name);

@@ -13,7 +13,7 @@ using Handle = void*;  // every object of the library is an opaque pointer
 
 inline constexpr int kOk = 0, kInProgress = 1;  // anything else is an error
 inline constexpr int kDram = 0;                 // memory types
-inline constexpr int kRead = 0;                 // operations
+inline constexpr int kReadOperation = 0;
 
 // name, parameters; all return a status.
 #define REFIT_NIXL_CALLS(X)                                                              \
@@ -52,7 +52,8 @@ struct Api {
   REFIT_NIXL_CALLS(REFIT_NIXL_MEMBER)
 #undef REFIT_NIXL_MEMBER
   std::string from;         // the path it was loaded from, for errors
-  int agent_threads = 0;    // that the library runs for each agent
+  int agent_threads = 0;         // that the library runs for each agent
+  bool crashes_at_exit = false;  // at_exit.h
 };
 
 // Loaded once per path and never unloaded: its threads and exit handlers outlive every agent. `library` empty: the

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "transport/nixl/at_exit.h"
+
 namespace refit::transport::nixl {
 namespace {
 
 // Between two looks at reads that are under way: the library has nothing to wait on.
 constexpr std::int64_t kLookNs = 50'000;
+constexpr std::int64_t kLeftNs = 2'000'000;  // for reads that nobody waits for
 constexpr std::int64_t kTickNs = 100'000'000;
 constexpr std::int64_t kOwnGapNs = kNsPerSecond;  // a turn that took longer: this process stood still itself
 
@@ -41,6 +44,7 @@ Result<std::shared_ptr<Engine>> Engine::start(const MoverOptions& options, const
   REFIT_ASSIGN(engine->door_, Door::open(options));
   engine->last_turn_ns_ = engine->now();
   REFIT_ASSIGN(engine->thread_, start_thread("refit-nixl", [e = engine.get()] { e->loop(); }));
+  end_at_exit(engine.get(), [e = engine.get()] { e->stop(); });
   return engine;
 }
 
@@ -50,6 +54,7 @@ void Engine::stop() {
     if (stopped_) return;
     stopped_ = true;
   }
+  forget_at_exit(this);
   stop_.store(true);
   wake_->raise();
   if (thread_.joinable()) thread_.join();
@@ -64,7 +69,11 @@ void Engine::stop() {
   for (Asked& q : questions_) q.told(over);
   for (auto& [member, link] : links_) link->lose(over);
   for (Orphan& o : orphans_) o.flying.clear();
+  for (Stuck& s : stuck_)
+    for (Orphan& o : s.orphans) o.flying.clear();
   agent_.reset();  // before the slots: bytes may still be coming
+  for (Stuck& s : stuck_) s.agent.reset();
+  stuck_.clear();
   reading_agents_ = 0, staged_regions_ = 0;
   works_.clear();
   orphans_.clear();
@@ -142,9 +151,9 @@ void Engine::poll_once() {
     links.push_back(link);
     polled.push_back(link->wanted());
   }
-  const bool moving = flying() > 0 || !orphans_.empty();
-  const bool waits = moving || !works_.empty() || std::any_of(links.begin(), links.end(), [](auto& l) { return l->owes(); });
-  const std::int64_t ns = moving ? kLookNs : waits ? kTickNs : kTickNs * 10;
+  const bool moving = flying() > 0, left = !orphans_.empty() || !stuck_.empty();
+  const bool waits = !works_.empty() || std::any_of(links.begin(), links.end(), [](auto& l) { return l->owes(); });
+  const std::int64_t ns = moving ? kLookNs : left ? kLeftNs : waits ? kTickNs : kTickNs * 10;
   const timespec timeout{ns / kNsPerSecond, ns % kNsPerSecond};
   const int n = ::ppoll(polled.data(), polled.size(), &timeout, nullptr);
   const std::int64_t at = now();
@@ -178,7 +187,7 @@ std::shared_ptr<Link> Engine::link_to(const Peer& peer) {
   if (link == nullptr || link->peer().incarnation != peer.incarnation || link->peer().card != peer.card) {
     if (link != nullptr) {
       link->lose(Error(Code::kPeerLost, "another process has taken its place"));
-      if (agent_ != nullptr && link->loaded_by == generation_) agent_->forget(link->name);
+      forget(*link);
     }
     link = std::make_shared<Link>(peer, options_.net.stall_ns);
   }
@@ -204,7 +213,7 @@ void Engine::judge() {
                 .at_peer(peer.name));
   }
   for (const Orphan& o : orphans_) any = any || std::any_of(o.flying.begin(), o.flying.end(), stalled);
-  if (any) renew();
+  if (any) set_aside();
 }
 
 }  // namespace refit::transport::nixl

@@ -98,6 +98,13 @@ class Engine {
     Staging::Slot slot;
     std::shared_ptr<Link> link;
   };
+  // An agent that has reads of a peer which stands still, with what they may write into, until they end. Closing its
+  // connections earlier would end the peer's process when it goes on (README.md).
+  struct Stuck {
+    std::unique_ptr<Agent> agent;
+    std::list<Orphan> orphans;
+    std::shared_ptr<Staging> staging;  // shared with slots
+  };
   struct Asked {
     Peer peer;
     MemoryEpoch epoch;
@@ -122,10 +129,11 @@ class Engine {
   Status load(Link& link, const Loan& loan);
   bool take_slot(Work& w);
   Status grow(std::int64_t bytes);
-  void renew();
+  void set_aside();
+  void forget(Link& link);
   void release_idle();
   void judge();
-  bool in_flight_to(const Link& link) const;
+  bool in_flight_to(const Link& link) const;  // through the present agent
   std::shared_ptr<Link> link_to(const Peer& peer);
   std::size_t flying() const;
   std::string agent_name(const std::string& part) const;
@@ -146,6 +154,7 @@ class Engine {
   std::map<std::uint32_t, std::shared_ptr<Link>> links_;  // by member; shared with loans
   std::list<Work> works_;
   std::list<Orphan> orphans_;
+  std::list<Stuck> stuck_;
   std::unique_ptr<Agent> agent_;
   std::uint64_t generation_ = 0;
   std::shared_ptr<Staging> staging_;  // shared with slots

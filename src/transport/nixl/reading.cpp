@@ -9,6 +9,7 @@ namespace {
 // Handles of the library under way at a time.
 constexpr std::size_t kHandles = 4;
 constexpr std::int64_t kLeastStaging = 1 << 20;
+constexpr std::size_t kMostStuck = 4;  // agents that are set aside
 
 }  // namespace
 
@@ -96,7 +97,7 @@ Status Engine::ready_agent() {
   if (agent_ != nullptr) return {};
   ++generation_;
   REFIT_ASSIGN(agent_, Agent::make(api_, agent_name("reads-" + std::to_string(generation_)), options_.net.nixl));
-  reading_agents_ = 1;
+  reading_agents_ = static_cast<int>(1 + stuck_.size());
   const std::span<std::byte> arena = staging_->whole();
   if (!arena.empty()) {
     REFIT_TRY(agent_->add(arena));
@@ -107,7 +108,7 @@ Status Engine::ready_agent() {
 
 Status Engine::load(Link& link, const Loan& loan) {
   if (link.loaded_by == generation_ && link.loaded == loan.metadata) return {};
-  if (link.loaded_by == generation_) agent_->forget(link.name);
+  forget(link);  // begin() saw that nothing is under way
   link.loaded_by = 0;
   REFIT_ASSIGN(link.name, agent_->load(loan.descriptor.metadata));
   link.loaded_by = generation_;
@@ -198,14 +199,19 @@ void Engine::deliver(Work& w) {
 }
 
 void Engine::fail(Work& w, Error error) {
-  const auto link = links_.find(w.ask.sender);
-  // An agent that lost a peer does not find it again by itself: what it knows of it is loaded anew.
-  if (error.code == Code::kPeerLost && link != links_.end() && link->second->loaded_by == generation_ && agent_) {
-    agent_->forget(link->second->name);
-    link->second->loaded_by = 0;
-  }
+  const bool lost = error.code == Code::kPeerLost;
   (void)w.ask.lane->fail(std::move(error).at_stage("transfer").at_bucket(std::to_string(w.ask.bucket.value)));
   abandon(w);
+  const auto link = links_.find(w.ask.sender);
+  if (lost && link != links_.end()) forget(*link->second);
+}
+
+// An agent that lost a peer does not find it again by itself: what it knows of it is loaded anew. Not while a read is
+// under way, which this would break off.
+void Engine::forget(Link& link) {
+  if (agent_ == nullptr || link.loaded_by != generation_ || in_flight_to(link)) return;
+  agent_->forget(link.name);
+  link.loaded_by = 0;
 }
 
 // The caller is done with it; the library may not be.
@@ -218,8 +224,30 @@ void Engine::abandon(Work& w) {
 }
 
 void Engine::look_at_orphans() {
-  for (Orphan& o : orphans_) std::erase_if(o.flying, [](Flying& f) { return f.read->look() != Moving::kYes; });
-  std::erase_if(orphans_, [](const Orphan& o) { return o.flying.empty(); });
+  const auto ended = [](Orphan& o, bool* failed) {
+    std::erase_if(o.flying, [&](Flying& f) {
+      const Moving moving = f.read->look();
+      *failed = *failed || moving == Moving::kFailed;
+      return moving != Moving::kYes;
+    });
+    return o.flying.empty();
+  };
+  for (auto o = orphans_.begin(); o != orphans_.end();) {
+    bool failed = false;
+    if (!ended(*o, &failed)) {
+      ++o;
+      continue;
+    }
+    const auto link = std::move(o->link);
+    o = orphans_.erase(o);
+    if (failed && link != nullptr) forget(*link);
+  }
+  for (auto s = stuck_.begin(); s != stuck_.end();) {
+    bool failed = false;
+    std::erase_if(s->orphans, [&](Orphan& o) { return ended(o, &failed); });
+    s = s->orphans.empty() ? stuck_.erase(s) : std::next(s);
+  }
+  reading_agents_ = static_cast<int>(stuck_.size() + (agent_ != nullptr ? 1 : 0));
 }
 
 bool Engine::in_flight_to(const Link& link) const {
@@ -231,20 +259,27 @@ bool Engine::in_flight_to(const Link& link) const {
          std::any_of(orphans_.begin(), orphans_.end(), [&](const Orphan& o) { return o.link.get() == &link; });
 }
 
-// A read that stalled may write its bytes whenever its peer goes on, into memory that is somebody else's by then. Only
-// the end of the agent ends that: reads of other peers start over with the next one.
-void Engine::renew() {
-  for (Work& w : works_) {
-    if (w.flying.empty()) continue;
-    w.flying.clear();
-    w.next_run = 0;
-    w.phase = Phase::kReady;
-    w.slot = {};
-  }
-  for (Orphan& o : orphans_) o.flying.clear();
-  agent_.reset();
-  reading_agents_ = 0, staged_regions_ = 0;
+// A read that stalled may write its bytes whenever its peer goes on, and its agent must stay until then. Requests of other
+// peers start over with the next agent, into staging of their own.
+void Engine::set_aside() {
+  Stuck stuck{std::move(agent_), std::move(orphans_), std::move(staging_)};
   orphans_.clear();
+  for (Work& w : works_) {
+    if (!w.flying.empty()) stuck.orphans.push_back({std::move(w.flying), std::move(w.slot), nullptr});
+    w.flying.clear();
+    w.slot = {};
+    w.next_run = 0;
+    if (w.phase == Phase::kReading) w.phase = Phase::kReady;
+  }
+  stuck_.push_back(std::move(stuck));
+  if (stuck_.size() > kMostStuck) {
+    for (Orphan& o : stuck_.front().orphans) o.flying.clear();
+    stuck_.front().agent.reset();
+    stuck_.pop_front();
+  }
+  reading_agents_ = static_cast<int>(stuck_.size());
+  staged_regions_ = 0;
+  staging_ = std::make_shared<Staging>(options_.staging_bytes, options_.budget, wake_);
 }
 
 // `release_after_refit`: with the last request goes the reading side's memory.
@@ -252,7 +287,8 @@ void Engine::release_idle() {
   if (!options_.net.nixl.release_after_round || agent_ == nullptr || !works_.empty() || !orphans_.empty()) return;
   if (!staging_->idle()) return;
   agent_.reset();
-  reading_agents_ = 0, staged_regions_ = 0;
+  reading_agents_ = static_cast<int>(stuck_.size());
+  staged_regions_ = 0;
   staging_ = std::make_shared<Staging>(options_.staging_bytes, options_.budget, wake_);
 }
 

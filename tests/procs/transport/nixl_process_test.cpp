@@ -21,7 +21,6 @@ class NixlProcess : public testing::Test {
   void SetUp() override {
     if (std::getenv("REFIT_TEST_NIXL") == nullptr) GTEST_SKIP() << "needs NIXL: make test-nixl";
   }
-  static bool over_sockets() { return std::string(std::getenv("REFIT_TEST_NIXL")) == "tcp"; }
 };
 
 std::vector<std::string> as(const std::string& role, const TempDir& dir) {
@@ -187,7 +186,9 @@ TEST_F(NixlProcess, TargetKilledLeavesTheSourceWhole) {
     for (const Deadline deadline = Deadline::after_s(3); after != before && !deadline.over();
          system_env().wait(Deadline::after_ns(20'000'000)))
       after = source.ask("fds");
-    if (i > 0) EXPECT_EQ(after, before);  // the dead readers' connections are closed
+    if (i > 0) {
+      EXPECT_EQ(after, before);  // the dead readers' connections are closed
+    }
     before = after;
   }
 }
