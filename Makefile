@@ -28,10 +28,17 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 	ctest --test-dir build/release -j $(JOBS) --output-on-failure --timeout 300
 	ctest --test-dir build/asan-ubsan -j $(JOBS) -L fast --output-on-failure --timeout 300
 
-test-full: test build-tsan test-store test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
+test-full: test build-tsan test-store test-nixl test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
 	@$(MAKE) --no-print-directory test-live test-trainers test-sglang test-vllm
+
+test-nixl: build ## the nixl transport with the real library (a venv, made once): conformance, process tests, a demo with a kill
+	@scripts/python_venv.sh venv-nixl tests/procs/transport/nixl-requirements.txt --no-deps >/dev/null
+	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=1 build/release/tests/conformance/conformance_pull --gtest_filter='nixl/*'
+	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=1 build/release/tests/procs/transport/nixl_process_test
+	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=tcp UCX_TLS=tcp,self build/release/tests/procs/transport/nixl_process_test
+	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl python3 tests/procs/demo/faults.py build/release/cli/refit --transport=nixl
 
 test-store: build ## the store with a real S3 server: every death and every fault
 	.cache/venv/bin/python tests/procs/store/store.py build/release/cli/refit
@@ -82,4 +89,4 @@ check-gpu: ## runs the GPU checks, or says what they lack
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-wheel bench check-gpu clean
+.PHONY: help deps build demo test test-full test-nixl test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-wheel bench check-gpu clean
