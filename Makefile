@@ -34,7 +34,14 @@ test-full: test build-tsan ## the long form: also the fast set under TSan, long 
 	@for t in $(LONG); do $(MAKE) --no-print-directory $$t || exit 1; done
 
 # What test-full runs besides, each of which makes what it needs.
-LONG := docs fuzz test-store test-torch test-jax test-ray test-wheel test-live test-trainers test-lora test-frameworks test-sglang test-vllm
+LONG := docs fuzz test-store test-nixl test-torch test-jax test-ray test-wheel test-live test-trainers test-lora test-frameworks test-sglang test-vllm
+
+test-nixl: build ## the nixl transport with the real library (a venv, made once): conformance, process tests, a demo with a kill
+	@scripts/python_venv.sh venv-nixl tests/procs/transport/nixl-requirements.txt --no-deps >/dev/null
+	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=1 build/release/tests/conformance/conformance_pull --gtest_filter='nixl/*'
+	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=1 build/release/tests/procs/transport/nixl_process_test
+	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=tcp UCX_TLS=tcp,self build/release/tests/procs/transport/nixl_process_test
+	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl python3 tests/procs/demo/faults.py build/release/cli/refit --transport=nixl
 
 test-store: build ## the store with a real S3 server: every death and every fault
 	.cache/venv/bin/python tests/procs/store/store.py build/release/cli/refit

@@ -1,5 +1,5 @@
-// refit bench shm|tcp: a dense refit between real processes, beside the best that the machine does with the same bytes:
-// a copy for shared memory, bare sockets for TCP.
+// refit bench shm|tcp|nixl: a dense refit between real processes, beside the best that the machine does with the same
+// bytes: a copy for shared memory and for NIXL, which copies across address spaces here; bare sockets for TCP.
 #include "bench/bench.h"
 #include "cli/demo/fleet.h"
 #include "cli/demo/model_source.h"
@@ -220,6 +220,17 @@ Result<std::vector<bench::Row>> bench_tcp(const bench::Options& options) {
   return rows;
 }
 
+Result<std::vector<bench::Row>> bench_nixl(const bench::Options& options) {
+  const DemoOptions d = options_of(options, "nixl");
+  return measure(d, row_of(options, d), options.repeats,
+                 [](const DemoOptions& o, std::size_t, std::size_t targets) -> Ceiling {
+                   const int threads = static_cast<int>(targets) * o.threads;
+                   return {"copy by " + std::to_string(threads) + " threads, memfd to arena; NIXL's reads are one more, "
+                               "into staging",
+                           [threads](std::int64_t bytes) { return copy_seconds(threads, bytes, 1); }};
+                 });
+}
+
 // A whole dense model whose tensors JAX keeps transposed, between two processes: plan, seal, staging and digests, one
 // thread at the target, beside copying as many bytes.
 Result<std::vector<bench::Row>> bench_transpose(const bench::Options& options) {
@@ -248,6 +259,9 @@ const bench::Registration transpose(
     bench_transpose);
 const bench::Registration shm("shm", "Dense refit between real processes over shared memory: [MODEL [SOURCE [TARGET]]]",
                               bench_shm);
+const bench::Registration nixl(
+    "nixl", "Dense refit between real processes over NIXL, from the wheel nixl-cu12: [MODEL [SOURCE [TARGET]]]",
+    bench_nixl);
 const bench::Registration tcp(
     "tcp", "Dense refit between real processes over TCP: [MODEL [SOURCE [TARGET [BUCKET_BYTES [STREAMS]]]]]",
     bench_tcp);

@@ -25,6 +25,10 @@ struct CoordinatorOptions {
   bool snapshot = false, barrier = false, continue_on_loss = false;
   std::uint32_t min_targets = 1;
   std::string security_bulk = "mac", port_range, advertise_address;
+  // Of the nixl transport: backend_name, backend_init_params as "KEY=VALUE", release_after_refit.
+  std::string nixl_backend = "UCX";
+  std::vector<std::string> nixl_params;
+  bool nixl_release = false;
   double stall_timeout_s = 30, total_timeout_s = 600, join_timeout_s = 60, gate_timeout_s = 30;
 };
 

@@ -5,6 +5,7 @@ it is defined. No framework is needed: arrays come and go by DLPack and the buff
 """
 
 from . import _native
+from ._nixl import name_library
 from ._arrays import Parameter, Tensor
 from ._errors import (
     BusyError,
@@ -25,6 +26,7 @@ from .members import Engine, MemberReport, Publisher, Receiver
 from .seam import Instance, Shard, serve
 from .synchronizers import Decision, SyncMetrics, create_weight_synchronizer
 
+name_library()
 __version__: str = _native.version
 __all__ = [
     "BusyError",

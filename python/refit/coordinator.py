@@ -31,7 +31,7 @@ class Coordinator:
 
     source_ranks: trainer ranks; targets: engine replicas; target_ranks: ranks of one replica. The other options are
     keys of the ``refit:`` section of a configuration, with its defaults; encoding: ``raw`` (all bytes of every version),
-    ``xor`` or ``overwrite`` (what changed; over transports that send, such as ``tcp``). Members are told `address`; so is
+    ``xor`` or ``overwrite`` (what changed; over transports that send, such as ``tcp``). nixl_params: ``KEY=VALUE`` each. Members are told `address`; so is
     ``refit status``. It listens in a private directory of this host (`runtime_dir`: where that is made).
     """
 
@@ -55,6 +55,9 @@ class Coordinator:
         security_bulk: str = "mac",
         port_range: str = "",
         advertise_address: str = "",
+        nixl_backend: str = "UCX",
+        nixl_params: Iterable[str] = (),
+        nixl_release: bool = False,
         stall_timeout_s: float = 30,
         total_timeout_s: float = 600,
         join_timeout_s: float = 60,
@@ -81,6 +84,9 @@ class Coordinator:
         options.security_bulk = security_bulk
         options.port_range = port_range
         options.advertise_address = advertise_address
+        options.nixl_backend = nixl_backend
+        options.nixl_params = list(nixl_params)
+        options.nixl_release = nixl_release
         options.stall_timeout_s = stall_timeout_s
         options.total_timeout_s = total_timeout_s
         options.join_timeout_s = join_timeout_s

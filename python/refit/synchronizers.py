@@ -336,7 +336,11 @@ class SparseWeightSynchronizer(PresetWeightSynchronizer):
     """vLLM behind a narrow link: what changed."""
 
 
-_PRESETS = {c.__name__: c for c in (IPCWeightSynchronizer, HTTPWeightSynchronizer, CollectiveWeightSynchronizer, SGLangCollectiveWeightSynchronizer, SparseWeightSynchronizer)}
+class CheckpointEngineWeightSynchronizer(PresetWeightSynchronizer):
+    """vLLM on devices of its own, full weights over NIXL; every rank reads just its shards."""
+
+
+_PRESETS = {c.__name__: c for c in (IPCWeightSynchronizer, HTTPWeightSynchronizer, CollectiveWeightSynchronizer, SGLangCollectiveWeightSynchronizer, SparseWeightSynchronizer, CheckpointEngineWeightSynchronizer)}
 
 
 def _world(of: Any, what: str) -> int:
@@ -417,6 +421,9 @@ def _from_config(
     if d["row"] in ("ipc", "http") and buffer_gb != "null":
         options["staging_bytes"] = int(float(buffer_gb) * 1e9)
         options["bucket_bytes"] = min(options["bucket_bytes"], options["staging_bytes"])
+    options["nixl_params"] = [f"{key}={value}" for key, value in options["nixl_params"]]
+    if d["mover"] == "nixl":
+        _fit_nixl(options, float(next(k["value"] for k in d["keys"] if k["path"] == _NIXL_RATIO)))
     if d["mover"] == "shm":  # nothing of it goes over a network
         options |= {"port_range": "", "advertise_address": ""}
     coordinator = Coordinator(_sources(policy, train_cluster), len(engines), _target_ranks(d, engines, generation, inference_cluster, inference_world_size), transport=d["mover"], **{**options, **(coordinator_options or {})})
@@ -433,6 +440,22 @@ def _from_config(
         raise
     log.info("%s for %s: %s%s", d["synchronizer"], d["row"], f"transport {d['mover']}", f" ({d['available_reason']})" if d["available_reason"] else "")
     return made
+
+
+_NIXL_RATIO = "policy.generation.refit_cfg.nixl.update_weights_bucket_memory_ratio"
+
+
+def _fit_nixl(options: dict[str, Any], ratio: float, free_bytes: int | None = None) -> None:
+    """Staging takes at most this share of the host's free memory; a bucket at most half of that, since one is installed while
+    the next is read."""
+    if free_bytes is None:
+        with open("/proc/meminfo") as f:
+            free_bytes = next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable"))
+    room = int(ratio * free_bytes)
+    if room < 2 << 20:
+        raise InvalidError(f"{_NIXL_RATIO}: {ratio} of {free_bytes} free bytes leaves a bucket under 1 MiB: raise it")
+    options["staging_bytes"] = min(options["staging_bytes"], room)
+    options["bucket_bytes"] = min(options["bucket_bytes"], options["staging_bytes"] // 2)
 
 
 def _target_ranks(d: Mapping[str, Any], engines: Sequence[Any], generation: Any, inference_cluster: Any, inference_world_size: int | None) -> int:

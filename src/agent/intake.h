@@ -1,5 +1,5 @@
-// Intake: how a round's manifests and buckets reach a target rank. One form per capability of the mover: mapped reads
-// that the target schedules (pull), or packed buckets that the sources send (push).
+// Intake: how a round's manifests and buckets reach a target rank. One form per capability of the mover: reads that the
+// target schedules (pull, mapped or packed), or packed buckets that the sources send (push).
 #pragma once
 #include <memory>
 
@@ -25,6 +25,8 @@ class Intake {
     const std::vector<install::BucketTable>* buckets = nullptr;
     std::map<std::uint32_t, Supplier> suppliers;  // by member
   };
+  // Whether targets read or sources send: both ends must choose alike.
+  static bool pulls(const transport::Mover& mover, const Planned& planned);
   // True when buckets arrive packed: landing tables are lowered for that.
   static bool packed(const transport::Mover& mover);
   // Opens the lane and asks for what it must ask for first. Errors name the peer.

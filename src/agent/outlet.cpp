@@ -1,5 +1,6 @@
 #include "agent/outlet.h"
 
+#include "agent/intake.h"
 #include "agent/member.h"
 
 namespace refit::agent {
@@ -286,11 +287,11 @@ Result<std::unique_ptr<Outlet>> Outlet::make(const Context& context) {
     return Error(Code::kUnsupported,
                  "deltas need a transport that sends buckets, such as tcp; with this one, encoding "
                  "must be raw");
-  if (can.pull && can.mapped && !context.planned->deltas())
+  if (Intake::pulls(*context.mover, *context.planned))
     return std::unique_ptr<Outlet>(std::make_unique<Lending>(context));
   if (!can.push)
     return Error(Code::kUnsupported,
-                 "this transport neither maps a source's memory nor sends buckets: choose shm or tcp");
+                 "this transport neither lends memory to readers nor sends buckets: choose shm or tcp");
   auto sending = std::make_unique<Sending>(context);
   REFIT_TRY(sending->prepare());
   return std::unique_ptr<Outlet>(std::move(sending));

@@ -11,6 +11,12 @@ sync::HostOptions host_options(const CoordinatorOptions& o) {
   h.transport = o.transport;
   h.snapshot = o.snapshot;
   h.net = {.advertise_address = o.advertise_address, .port_range = o.port_range, .security = o.security_bulk};
+  h.net.nixl.backend = o.nixl_backend;
+  h.net.nixl.release_after_round = o.nixl_release;
+  for (const std::string& param : o.nixl_params) {
+    const std::size_t cut = param.find('=');
+    h.net.nixl.params.emplace_back(param.substr(0, cut), cut == std::string::npos ? "" : param.substr(cut + 1));
+  }
   h.sync.shape.source_ranks = o.source_ranks;
   h.sync.shape.target_instances = o.target_instances;
   h.sync.shape.target_ranks = o.target_ranks;

@@ -232,12 +232,23 @@ class Reader {
         unknown(prefix, name, value, known);
         continue;
       }
+      if (is_open(path)) keep_open(path, value);
       if (is_leaf(path) || is_open(path)) continue;
       auto inner = resolver_.child(section, name);
       if (!inner.ok())
         keep(std::move(inner).error());
       else
         check_section(path, *inner);
+    }
+  }
+  // What NIXL's plugin is told, as plain texts; the other open section is not read.
+  void keep_open(const std::string& path, const ConfigNode& value) {
+    if (path != kOpenSections[1]) return;
+    for (const auto& [name, one] : value.map) {
+      if (one.kind == ConfigNode::Kind::kScalar && one.text.find("${") == std::string::npos)
+        out_.config.nixl_backend_init_params.emplace_back(name, one.text);
+      else
+        refuse(path + "." + name, one.at, "is " + shown(one) + "; needs a plain value");
     }
   }
   void unknown(const std::string& prefix, const std::string& name, const ConfigNode& value,

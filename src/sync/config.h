@@ -56,6 +56,7 @@ struct Config {
   Key<double> nixl_ratio{0.05, {}};
   Key<std::string> nixl_device{"cuda", {}}, nixl_backend_name{"UCX", {}};
   Key<bool> nixl_release_after_refit, shard_expert_weights;
+  std::vector<std::pair<std::string, std::string>> nixl_backend_init_params;  // as written
 
   // refit:
   Key<std::string> compat{"strict", {}};

@@ -55,10 +55,10 @@ constexpr std::array<RouteRow, kRoutes> kRouteRows = {{
     {kS3Sparse, "s3-sparse", "false", "vllm_s3_sparse", kSparsePreset, "sparse delta through S3",
      "trainer ranks -> object store -> generation ranks: what changed", "shared object storage", "s3_sparse", false},
     {kNixl, "nixl", "false", "nixl", kEnginePreset, "checkpoint engine over NIXL",
-     "trainer ranks -> generation ranks: full weights", "a UCX/RDMA fabric", "nixl", true},
+     "trainer ranks -> generation ranks: full weights", "a UCX/RDMA fabric", "nixl", true, "nixl"},
     {kNixlSharded, "nixl-sharded", "false", "nixl", kEnginePreset, "checkpoint engine over NIXL, sharded experts",
      "trainer ranks -> generation ranks: full weights, each expert only to its owner",
-     "a UCX/RDMA fabric, large MoE (`shard_expert_weights: true`)", "nixl", true},
+     "a UCX/RDMA fabric, large MoE (`shard_expert_weights: true`)", "nixl", true, "nixl"},
     {kPlugin, "plugin", "false", "module:Class", kEnginePreset, "checkpoint engine of the user", "as the class does it",
      "a transport of one's own", "plugin", false},
 }};

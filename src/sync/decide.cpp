@@ -211,6 +211,16 @@ class Judge {
       out_.available_reason = "waiting: " + std::string(row.synchronizer) + " is not built";
     } else if (facts_.backend == Backend::kMegatron) {
       out_.available_reason = "waiting: the engine adapter of Megatron generation is not built";
+    } else if (own == "nixl" && has(own)) {
+      const std::string device = "weights in device memory (policy.generation.refit_cfg.nixl.device: cuda)";
+      if (c_.nixl_device.value == "cpu") {
+        out_.mover = own;
+        out_.memory = "host";
+        out_.available_reason = "over 'nixl', for weights in host memory; waiting: " + device;
+      } else {
+        out_.available_reason = "waiting: " + device + " are not moved over NIXL in this build; device: cpu is, for weights "
+                                "in host memory";
+      }
     } else if (has(own)) {
       out_.mover = own;
       out_.memory = "any";
@@ -322,7 +332,7 @@ KvScales judge_kv_scales(const Config& config, const Decision& decision, bool an
 
 std::vector<std::string> built_presets() {
   return {"IPCWeightSynchronizer", "HTTPWeightSynchronizer", "CollectiveWeightSynchronizer",
-          "SGLangCollectiveWeightSynchronizer", "SparseWeightSynchronizer"};
+          "SGLangCollectiveWeightSynchronizer", "SparseWeightSynchronizer", "CheckpointEngineWeightSynchronizer"};
 }
 
 Decision decide(const Config& config, const Declared& declared, std::span<const std::string> movers,

@@ -41,6 +41,9 @@ nlohmann::json options_json(const Config& c) {
           {"port_range", c.port_range.value.value_or("")},
           {"advertise_address", c.advertise_address.value.value_or("")},
           {"stall_timeout_s", c.stall_timeout_s.value},
+          {"nixl_backend", c.nixl_backend_name.value},
+          {"nixl_params", c.nixl_backend_init_params},
+          {"nixl_release", c.nixl_release_after_refit.value},
           {"encoding", sparse ? c.sparse_encoding.value : "raw"}};
 }
 

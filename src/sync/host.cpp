@@ -36,6 +36,23 @@ Result<std::string> text(const json& j, const char* key) {
   if (at == j.end() || !at->is_string()) return bad_key(key);
   return at->get<std::string>();
 }
+
+Result<bool> flag(const json& j, const char* key) {
+  const auto at = j.find(key);
+  if (at == j.end() || !at->is_boolean()) return bad_key(key);
+  return at->get<bool>();
+}
+
+Result<std::vector<std::pair<std::string, std::string>>> pairs(const json& j, const char* key) {
+  const auto at = j.find(key);
+  if (at == j.end() || !at->is_array()) return bad_key(key);
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const json& pair : *at) {
+    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_string() || !pair[1].is_string()) return bad_key(key);
+    out.emplace_back(pair[0].get<std::string>(), pair[1].get<std::string>());
+  }
+  return out;
+}
 }  // namespace
 
 std::string write_card(const JobCard& c) {
@@ -50,7 +67,10 @@ std::string write_card(const JobCard& c) {
               {"port_range", c.net.port_range},
               {"security_bulk", c.net.security},
               {"streams", c.net.streams},
-              {"stall_ns", c.net.stall_ns}}
+              {"stall_ns", c.net.stall_ns},
+              {"nixl_backend", c.net.nixl.backend},
+              {"nixl_params", c.net.nixl.params},
+              {"nixl_release", c.net.nixl.release_after_round}}
       .dump();
 }
 
@@ -68,15 +88,16 @@ Result<JobCard> parse_card(const std::string& written) {
   REFIT_ASSIGN(c.transport, text(j, "transport"));
   constexpr std::int64_t kMost = INT64_MAX;
   REFIT_ASSIGN(c.staging_bytes, whole(j, "staging_bytes", 1, kMost));
-  const auto snapshot = j.find("snapshot");
-  if (snapshot == j.end() || !snapshot->is_boolean()) return bad_key("snapshot");
-  c.snapshot = snapshot->get<bool>();
+  REFIT_ASSIGN(c.snapshot, flag(j, "snapshot"));
   REFIT_ASSIGN(c.net.advertise_address, text(j, "advertise_address"));
   REFIT_ASSIGN(c.net.port_range, text(j, "port_range"));
   REFIT_ASSIGN(c.net.security, text(j, "security_bulk"));
   REFIT_ASSIGN(const std::int64_t streams, whole(j, "streams", 1, 1 << 10));
   c.net.streams = static_cast<int>(streams);
   REFIT_ASSIGN(c.net.stall_ns, whole(j, "stall_ns", 1, kMost));
+  REFIT_ASSIGN(c.net.nixl.backend, text(j, "nixl_backend"));
+  REFIT_ASSIGN(c.net.nixl.params, pairs(j, "nixl_params"));
+  REFIT_ASSIGN(c.net.nixl.release_after_round, flag(j, "nixl_release"));
   return c;
 }
 

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "transport/loopback/factory.h"
+#include "transport/nixl/factory.h"
 #include "transport/shm/factory.h"
 #include "transport/sim/factory.h"
 #include "transport/tcp/factory.h"
@@ -21,6 +22,7 @@ struct Entry {
 constexpr std::array kMovers = {
     Entry{"loopback", loopback::make}, Entry{"sim", sim::make}, Entry{"shm", shm::make, true},
     Entry{"zmq", zmq::make},           Entry{"tcp", tcp::make}, Entry{"zmq_sparse", zmq_sparse::make},
+    Entry{"nixl", nixl::make},         Entry{"nixl_host_double", nixl::make_double},
 };
 
 }  // namespace

@@ -51,6 +51,7 @@ struct Counters {
   std::uint32_t threads = 0;           // that the mover runs now
   // Connections that were cut because they proved nothing in time, or were too many (zmq_sparse).
   std::uint64_t connections_refused = 0;
+  std::uint64_t registrations = 0;  // regions that a vendor library knows now (nixl)
 };
 
 // The ticket of an expose: its completion says that the lend has ended (withdraw, close, abort).
@@ -196,6 +197,14 @@ class Mover {
   virtual Status shutdown(Deadline deadline) = 0;
 };
 
+// Of the nixl mover: where the library lies, which of its plugins moves bytes, and how long registrations stay.
+struct NixlOptions {
+  std::string library;          // libnixl_capi.so; empty: searched for, transport/nixl/README.md says where
+  std::string backend = "UCX";  // `backend_name`
+  std::vector<std::pair<std::string, std::string>> params{};  // `backend_init_params`, over the plugin's defaults
+  bool release_after_round = false;                            // `release_after_refit`
+};
+
 // Options of movers that use the network.
 struct NetOptions {
   std::string advertise_address;  // `refit.advertise_address`: listened on and told to peers; empty: 127.0.0.1
@@ -203,6 +212,7 @@ struct NetOptions {
   std::string security = "mac";   // `refit.security.bulk`: mac, or none (spelled out); aes_gcm is not built
   int streams = 2;                // connections to one recipient, 1…16
   std::int64_t stall_ns = 30 * kNsPerSecond;  // no progress for so long ends what waits for it
+  NixlOptions nixl{};
 };
 
 struct MoverOptions {
@@ -215,10 +225,11 @@ struct MoverOptions {
   std::int64_t staging_bytes = 256 << 20;  // for leases that hold packed bytes
   memory::Budget* budget = nullptr;        // staging counts against it; must outlive the mover and its leases
   std::uint64_t seed = 0;                  // sim only
-  NetOptions net{};                        // tcp and zmq_sparse only
+  NetOptions net{};                        // tcp, zmq_sparse and nixl only
 };
 
-// Factory. Names: "loopback", "sim", "shm", "zmq", "tcp", "zmq_sparse". kUnsupported for others, listing what is built.
+// Factory. Names: "loopback", "sim", "shm", "zmq", "tcp", "zmq_sparse", "nixl", and "nixl_host_double", which runs nixl's
+// code over a stand-in for the library inside one process. kUnsupported for others, listing what is built.
 Result<std::unique_ptr<Mover>> make_mover(std::string_view name, const MoverOptions& options);
 std::vector<std::string> mover_names();
 // Does this mover's pull lane view the source's memory, so that targets need no staging? False for unknown names.

@@ -25,23 +25,7 @@ Result<std::int64_t> check_segments(BucketId bucket, std::span<const Segment> se
 }
 
 void gather(const Segment& s, const std::byte* region, Bytes& out) {
-  const std::int64_t bytes = packed_bytes(s).value();  // checked before
-  if (bytes == 0) return;
-  Dims index(s.extents.size(), 0);
-  std::int64_t at = s.offset;
-  while (true) {
-    out.insert(out.end(), region + at, region + at + s.run_bytes);
-    // The next step in row-major order: the last axis that is not at its end advances, those behind it start over.
-    std::size_t k = s.extents.size();
-    while (k > 0 && index[k - 1] + 1 == s.extents[k - 1]) {
-      --k;
-      at -= index[k] * s.strides[k];
-      index[k] = 0;
-    }
-    if (k == 0) return;
-    ++index[k - 1];
-    at += s.strides[k - 1];
-  }
+  each_run(s, [&](std::int64_t at) { out.insert(out.end(), region + at, region + at + s.run_bytes); });
 }
 
 }  // namespace refit::transport

@@ -32,6 +32,16 @@ Status Staging::reserve(std::int64_t want) {
   return {};
 }
 
+bool Staging::idle() const {
+  const std::lock_guard lock(mutex_);
+  return used_.empty();
+}
+
+std::span<std::byte> Staging::whole() const {
+  const std::lock_guard lock(mutex_);
+  return {arena_.data(), static_cast<std::size_t>(arena_.bytes())};
+}
+
 std::optional<Staging::Slot> Staging::take(std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes == 0) return Slot();

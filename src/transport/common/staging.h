@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 
 #include "memory/memory.h"
 #include "transport/common/sys.h"
@@ -36,6 +37,9 @@ class Staging : public std::enable_shared_from_this<Staging> {
 
   // Room for at least min(want, limit) bytes, taken when nothing is in use; a smaller arena that is in use stays.
   Status reserve(std::int64_t want);
+  bool idle() const;  // no slot is held
+  // All of it; where it lies changes with reserve() alone.
+  std::span<std::byte> whole() const;
   // The lowest hole that fits: the same warm pages again. Empty when there is none now.
   std::optional<Slot> take(std::int64_t bytes);
 

@@ -16,7 +16,8 @@ class OverMovers : public testing::TestWithParam<Way> {
   void SetUp() override { transport_in_use = GetParam().transport, encoding_in_use = GetParam().encoding; }
   void TearDown() override { transport_in_use = "shm", encoding_in_use = "raw"; }
 };
-INSTANTIATE_TEST_SUITE_P(Transport, OverMovers, testing::Values(Way{"shm"}, Way{"tcp"}, Way{"tcp", "xor"}),
+INSTANTIATE_TEST_SUITE_P(Transport, OverMovers,
+                         testing::Values(Way{"shm"}, Way{"tcp"}, Way{"tcp", "xor"}, Way{"nixl_host_double"}),
                          [](const auto& one) { return std::string(one.param.transport) + "_" + one.param.encoding; });
 
 TEST_P(OverMovers, VersionsArriveAndStalenessFollows) {

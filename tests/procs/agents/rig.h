@@ -1,5 +1,5 @@
-// A whole job inside one process: a synchronizer, trainers and engines with real agents, real movers (zmq control, shm
-// or tcp weights), each agent on a thread of its own.
+// A whole job inside one process: a synchronizer, trainers and engines with real agents, real movers (zmq control, shm,
+// tcp or nixl_host_double weights), each agent on a thread of its own.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -82,16 +82,19 @@ class Child {
     signal(SIGKILL);
     wait();
   }
+  // Of a process that ends by itself; as waitpid() tells it.
+  int exit_status() { return wait(); }
   void quit() {
     write("quit");
     wait();
   }
 
  private:
-  void wait() {
+  int wait() {
     int status = 0;
     ::waitpid(pid_, &status, 0);
     pid_ = -1;
+    return status;
   }
   pid_t pid_ = -1;
   Fd to_, from_;

@@ -1,11 +1,14 @@
 // One end of a transport as a process of its own, driven by lines on stdin; answers are lines on stdout.
-//   transport_peer source DIR JOB     → "card HEX INCARNATION"; expose ROUND → "descriptor HEX"; withdraw, fds, quit
-//   transport_peer target DIR JOB     → "ready"; read ROUND CARD INCARNATION DESCRIPTOR SECONDS → "ok" or the error
+//   transport_peer source DIR JOB [MOVER STALL_MS] → "card HEX INCARNATION"; expose ROUND → "descriptor HEX"; withdraw,
+//                                                    fds, registrations, leave (without closing the mover), quit
+//   transport_peer target DIR JOB [MOVER STALL_MS] → "ready"; read ROUND CARD INCARNATION DESCRIPTOR SECONDS → "ok" or
+//                                                    the error
 //   transport_peer member|coordinator ADDRESS SILENT_MS → events and messages as they come; every message is echoed
 #include <dirent.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <sstream>
 
@@ -30,7 +33,8 @@ int fail(const Error& error) {
 }
 
 struct Self {
-  std::string job;
+  std::string job, mover_name = "shm";
+  std::int64_t stall_ms = 30'000;
   Incarnation incarnation{system_env().random_u64()};
   std::unique_ptr<Mover> mover;
   Status start(const std::string& dir, const std::string& job_name, std::uint32_t member) {
@@ -40,7 +44,8 @@ struct Self {
     options.job = hash128(job);
     options.member = member;
     options.incarnation = incarnation;
-    REFIT_ASSIGN(mover, make_mover("shm", options));
+    options.net.stall_ns = stall_ms * 1'000'000;
+    REFIT_ASSIGN(mover, make_mover(mover_name, options));
     return {};
   }
 };
@@ -63,8 +68,9 @@ struct Source : Self {
   }
 };
 
-int run_source(const std::string& dir, const std::string& job) {
+int run_source(const std::string& dir, const std::string& job, const std::string& mover, std::int64_t stall_ms) {
   Source self;
+  self.mover_name = mover, self.stall_ms = stall_ms;
   if (Status s = self.make(); !s.ok()) return fail(s.error());
   if (Status s = self.start(dir, job, 1); !s.ok()) return fail(s.error());
   say("card " + to_hex(self.mover->card()) + " " + std::to_string(self.incarnation.value));
@@ -80,6 +86,12 @@ int run_source(const std::string& dir, const std::string& job) {
       say(self.lane->withdraw().ok() ? "ok" : "error");
     } else if (word == "fds") {
       say(std::to_string(descriptors()));
+    } else if (word == "registrations") {
+      say(std::to_string(self.mover->counters().registrations));
+    } else if (word == "leave") {
+      (void)self.mover.release();  // as a process that ends without a word: the library's own exit handlers run
+      (void)self.lane.release();
+      std::exit(0);
     }
   }
   return 0;
@@ -95,14 +107,16 @@ Status read_round(Self& self, std::istringstream& in) {
   const Segment segments[] = {{0, 0, kWeightsBytes, {}, {}}, {1, 0, kScalesBytes, {}, {}}};
   REFIT_TRY(lane->request(BucketId(0), 1, from_hex(descriptor), segments));
   REFIT_ASSIGN(const Lease lease, lane->next(Deadline::after_s(seconds)));
+  const bool mapped = !lease.bases().empty();
   for (std::uint32_t r = 0; r < 2; ++r)
     for (std::int64_t i = 0; i < segments[r].run_bytes; ++i)
-      if (lease.bases()[r][i] != weight(self.job, round, r, i)) return Error(Code::kCorrupt, "wrong byte");
+      if ((mapped ? lease.bases()[r] : lease.packed().data() + r * kWeightsBytes)[i] != weight(self.job, round, r, i)) return Error(Code::kCorrupt, "wrong byte");
   return lane->recheck(1);
 }
 
-int run_target(const std::string& dir, const std::string& job) {
+int run_target(const std::string& dir, const std::string& job, const std::string& mover, std::int64_t stall_ms) {
   Self self;
+  self.mover_name = mover, self.stall_ms = stall_ms;
   if (Status s = self.start(dir, job, 2); !s.ok()) return fail(s.error());
   say("ready");
   for (std::string line; std::getline(std::cin, line) && line != "quit";) {
@@ -137,10 +151,11 @@ int run_control(bool listen, const std::string& address, std::int64_t silent_ms)
 
 int main(int argc, char** argv) {
   const std::string role = argc > 1 ? argv[1] : "";
-  if (argc == 4 && role == "source") return refit::procs::run_source(argv[2], argv[3]);
-  if (argc == 4 && role == "target") return refit::procs::run_target(argv[2], argv[3]);
+  if ((argc == 4 || argc == 6) && (role == "source" || role == "target"))
+    return (role == "source" ? refit::procs::run_source : refit::procs::run_target)(
+        argv[2], argv[3], argc == 6 ? argv[4] : "shm", argc == 6 ? std::stoll(argv[5]) : 30'000);
   if (argc == 4 && (role == "member" || role == "coordinator"))
     return refit::procs::run_control(role == "coordinator", argv[2], std::stoll(argv[3]));
-  std::cerr << "usage: transport_peer source|target DIR JOB | member|coordinator ADDRESS SILENT_MS\n";
+  std::cerr << "usage: transport_peer source|target DIR JOB [MOVER STALL_MS] | member|coordinator ADDRESS SILENT_MS\n";
   return 2;
 }

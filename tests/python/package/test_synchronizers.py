@@ -112,7 +112,7 @@ class Choice(unittest.TestCase):
     def test_refusals_say_why(self):
         self.refused(refit.InvalidError, "selector.colocated", yaml(True, selector="nixl"))
         self.refused(refit.InvalidError, "ppo.colocated", yaml(False), train_cluster=1, inference_world_size=1, algorithm="ppo")
-        self.refused(refit.UnsupportedError, "waiting: CheckpointEngineWeightSynchronizer", yaml(False, selector="nixl"), train_cluster=1, inference_world_size=1)
+        self.refused(refit.UnsupportedError, "device: cpu is", yaml(False, selector="nixl"), train_cluster=1, inference_world_size=1)
         self.refused(refit.UnsupportedError, "waiting: the engine adapter of Megatron", yaml(False, backend="megatron"), train_cluster=1, inference_world_size=1)
         self.refused(refit.UnsupportedError, "refit.serve_lagging", yaml(True, refit_keys={"serve_lagging": True}))
         self.refused(refit.InvalidError, "refit.staging_bytes", yaml(True, refit_keys={"stagin_bytes": "1GiB"}))
