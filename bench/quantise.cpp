@@ -4,6 +4,7 @@
 
 #include "bench/bench.h"
 #include "codec/codec.h"
+#include "engine/training_step.h"
 
 namespace refit::bench {
 namespace {
@@ -46,6 +47,43 @@ struct QuantBed {
   }
 };
 
+// Weights drawn as the reference trainer draws them. How many codes change when a stated share moves by 1 to 3 units in
+// the last place of bf16: value = changed codes / codes, ceiling = changed weights / weights.
+constexpr double kShares[] = {0.001, 0.01, 0.05};
+
+std::int64_t differing(const std::byte* a, const std::byte* b, std::int64_t items, std::int64_t item) {
+  std::int64_t n = 0;
+  for (std::int64_t i = 0; i < items; ++i)
+    n += std::memcmp(a + i * item, b + i * item, static_cast<std::size_t>(item)) != 0;
+  return n;
+}
+
+Result<std::vector<Row>> density_rows(QuantBed& bed) {
+  constexpr QuantCase kFormats[] = {{"fp8_block", codec::fp8_block()}, {"mxfp8", codec::mxfp8()}};
+  std::vector<Row> rows;
+  const std::int64_t n = bed.part.elements();
+  REFIT_ASSIGN(Buffer before, Buffer::make(n));
+  for (const QuantCase& format : kFormats)
+    for (double share : kShares) {
+      engine::initial_values(5, "bench", DType::kBF16, 0, bed.values.data(), n);
+      std::memcpy(bed.copy.data(), bed.values.data(), static_cast<std::size_t>(2 * n));
+      bed.run(codec::quant_ops(), format.quant);
+      std::memcpy(before.data(), bed.codes.data(), static_cast<std::size_t>(n));
+      const std::vector<std::byte> scales = bed.scales;
+      engine::apply_step({3, share}, 1, "bench", DType::kBF16, 0, bed.values.data(), n);
+      bed.run(codec::quant_ops(), format.quant);
+      const auto part_of = [&](std::int64_t changed) { return static_cast<double>(changed) / static_cast<double>(n); };
+      const std::int64_t cells = cells_of(format.quant, bed.part).count(), item = format.quant.scale_bytes();
+      const double scaled = static_cast<double>(differing(scales.data(), bed.scales.data(), cells, item)) / static_cast<double>(cells);
+      char name[64], note[128];
+      std::snprintf(name, sizeof name, "quantize.delta.%s.%g%%", format.name, share * 100);
+      std::snprintf(note, sizeof note, "share of bf16 weights that changed; %.2f %% of the scales did", scaled * 100);
+      rows.push_back(against(name, 100 * part_of(differing(before.data(), bed.codes.data(), n, 1)), "%",
+                             100 * part_of(differing(bed.copy.data(), bed.values.data(), n, 2)), note));
+    }
+  return rows;
+}
+
 Result<std::vector<Row>> bench_quantize(const Options& options) {
   REFIT_TRY(kernel::isa_status());
   QuantBed bed;
@@ -68,6 +106,8 @@ Result<std::vector<Row>> bench_quantize(const Options& options) {
   for (std::size_t i = 0; i < std::size(kQuantCases); ++i)
     rows.push_back(against(kQuantCases[i].name, gbps(bytes, s[i + 1]), "GB/s", gbps(bytes, s[0]),
                            "memcpy of the bf16 input, one thread"));
+  REFIT_ASSIGN(std::vector<Row> density, density_rows(bed));
+  rows.insert(rows.end(), std::make_move_iterator(density.begin()), std::make_move_iterator(density.end()));
   return rows;
 }
 

@@ -35,6 +35,13 @@ Result<std::pair<LayoutPtr, LayoutPtr>> layouts(const PlanArgs& a) {
   return std::pair(std::move(source), std::move(target));
 }
 
+// Format -> number of matrices that the sources quantise.
+nlohmann::json quantised_json(const plan::World& w) {
+  std::map<std::string_view, std::int64_t> formats;
+  for (const plan::QuantTensor& t : w.quantised) ++formats[t.format->name];
+  return formats;
+}
+
 nlohmann::json transforms_json(const plan::World& w) {
   nlohmann::json out = nlohmann::json::array();
   for (const plan::Transform& t : w.transforms)
@@ -62,6 +69,7 @@ void print_json(const plan::World& w, double seconds) {
                      {"bucket_limit", w.bucket_limit},
                      {"unwanted", w.unwanted},
                      {"transforms", transforms_json(w)},
+                     {"quantised", quantised_json(w)},
                      {"links_by", w.by_host ? "host" : "rank"}};
   std::string head = out.dump();
   head.pop_back();

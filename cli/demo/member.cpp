@@ -144,6 +144,8 @@ nlohmann::json report_of(Process& p) {
                      {"snapshot_bytes", r.snapshot_bytes},
                      {"shadow_bytes", r.shadow_bytes},
                      {"buckets", r.buckets},
+                     {"quantise_ns", r.quantise_ns},
+                     {"exchanged_blocks", r.exchanged_blocks},
                      {"encoded", encoded_of(r.encoded)},
                      {"base_ns", r.base_ns},
                      {"base_lost", r.base_lost},

@@ -47,6 +47,7 @@ struct AgentReport {
   std::int64_t seal_ns = 0, stage_ns = 0, verify_ns = 0, copy_ns = 0, pause_ns = 0, plan_ns = 0;
   std::int64_t bytes_staged = 0, bytes_sealed = 0, snapshot_bytes = 0, shadow_bytes = 0;
   std::int64_t buckets = 0;
+  std::int64_t quantise_ns = 0, exchanged_blocks = 0;  // source: of seal_ns; blocks that it shared with other sources
   EncodeReport encoded;                     // source: how the buckets went out
   std::int64_t base_ns = 0, base_lost = 0;  // source: moving the base; buckets that a proof took out of it
   std::int64_t base_bytes = 0;              // source: memory or file that holds the base

@@ -18,9 +18,9 @@ struct Planned {
   plan::Options options;
   Encode encode = Encode::kRaw;
   plan::RankPlan plan;
-  // Of a source rank's lent regions: the buffers of its layout, and the value buffer where stages run.
+  // Of a source rank's lent regions: the buffers of its layout, the value buffer where stages run, and that of codes.
   std::size_t lent_buffers(const model::RankLayout& rank) const {
-    return rank.buffers.size() + (plan.transforms.empty() ? 0 : 1);
+    return rank.buffers.size() + (plan.transforms.empty() ? 0 : 1) + (plan.quantised.empty() ? 0 : 1);
   }
   std::vector<wire::RosterEntry> roster;
   std::vector<transport::Peer> peers;         // the other side's members

@@ -22,7 +22,7 @@ static_assert(static_cast<int>(wire::MemberState::kIdle) + static_cast<int>(Sour
 bool same(const SourceState& a, const SourceState& b) {
   auto key = [](const SourceState& s) {
     return std::tie(s.link, s.phase, s.last, s.known, s.txn, s.begin, s.sealed, s.readers_done, s.decided, s.lent,
-                    s.held, s.revoked, s.left, s.lend_deadline_ns, s.busy, s.progress);
+                    s.held, s.revoked, s.left, s.lend_deadline_ns, s.amax, s.busy, s.progress);
   };
   return key(a) == key(b);
 }
@@ -101,6 +101,12 @@ void SourceMachine::on(const SealDone& e) {
   todo_.push_back(Expose{s_.txn});
 }
 
+void SourceMachine::on(const AmaxDone& e) {
+  if (!finish(SourceTask::kSeal) || e.txn != s_.txn || s_.phase != SourcePhase::kPreparing) return;
+  s_.amax = e.amax;
+  send(s_.txn, *s_.amax);
+}
+
 void SourceMachine::on(const Exposed& e) {
   if (!finish(SourceTask::kExpose)) return;
   if (e.txn != s_.txn || s_.phase != SourcePhase::kSealed) return todo_.push_back(Withdraw{e.txn});
@@ -143,6 +149,7 @@ void SourceMachine::leave_round(bool committed) {
   s_.phase = SourcePhase::kIdle;
   s_.txn = {};
   s_.sealed = {};
+  s_.amax.reset();
   s_.progress = {};
   s_.lent = s_.held = s_.readers_done = s_.decided = false;
   s_.revoked.reset();
@@ -183,6 +190,7 @@ void SourceMachine::receive(const wire::Envelope&, const wire::Configure& m) {
 // Tells again what the coordinator did not hear.
 bool SourceMachine::repeat(const Txn& txn) {
   if (in_round() && txn == s_.txn) {
+    if (s_.phase == SourcePhase::kPreparing && s_.amax) send(txn, *s_.amax);
     if (s_.phase == SourcePhase::kLending) send(txn, s_.sealed);
     if (s_.phase == SourcePhase::kVoted) send(txn, wire::Vote{true, std::nullopt});
     return true;
@@ -211,6 +219,18 @@ void SourceMachine::receive(const wire::Envelope& e, const wire::Begin& m) {
   s_.busy |= bit(SourceTask::kSeal);
   todo_.push_back(Prepare{s_.txn, m});
   beat();
+}
+
+void SourceMachine::receive(const wire::Envelope& e, const wire::BlockAmaxMerged& m) {
+  if (e.txn != s_.txn || s_.phase != SourcePhase::kPreparing || !s_.amax) return void(++ignored_.old_txn);
+  if (m.amax.size() != s_.amax->blocks.size())
+    return vote_no(Error(Code::kMismatch, "the exchange of largest magnitudes brought another number of blocks")
+                       .at_stage("seal")
+                       .amounts(static_cast<std::int64_t>(s_.amax->blocks.size()),
+                                static_cast<std::int64_t>(m.amax.size())));
+  s_.amax.reset();
+  s_.busy |= bit(SourceTask::kSeal);
+  todo_.push_back(Quantise{s_.txn, s_.begin, m.amax});
 }
 
 void SourceMachine::receive(const wire::Envelope& e, const wire::ReadersDone&) {

@@ -39,6 +39,7 @@ struct SourceState {
   std::optional<Error> revoked;  // why the lend was taken back early
   std::optional<std::pair<Txn, Error>> left;  // a no of the last round, told again when the coordinator asks again
   std::int64_t lend_deadline_ns = 0;
+  std::optional<wire::BlockAmax> amax;  // told to the coordinator and not answered yet
   std::uint32_t busy = 0;  // bit per SourceTask that has not reported yet
   wire::Heartbeat progress;
   std::int64_t now_ns = 0, sent_ns = 0;
@@ -57,6 +58,11 @@ struct SealDone {
   std::uint64_t manifest_bytes = 0;
   Hash128 manifest_hash;
 };
+// In its place, where blocks are cut over sources: this rank's share of them is measured. → Quantise
+struct AmaxDone {
+  Txn txn;
+  wire::BlockAmax amax;
+};
 struct Exposed {
   Txn txn;
   wire::Bytes descriptor;
@@ -72,7 +78,8 @@ struct SourceTaskFailed {
 
 using SourceEventKind =
     std::variant<install::Received, install::ConnectionUp, install::ConnectionDown, install::Tick, install::PlanMade,
-                 install::PlanFailed, install::Progress, SealDone, Exposed, SealChecked, SourceTaskFailed>;
+                 install::PlanFailed, install::Progress, SealDone, AmaxDone, Exposed, SealChecked,
+                 SourceTaskFailed>;
 struct SourceEvent {
   std::int64_t now_ns = 0;
   SourceEventKind what;
@@ -84,6 +91,12 @@ struct SourceEvent {
 struct Prepare {
   Txn txn;
   wire::Begin begin;
+};
+// → SealDone: the rest of Prepare, with the largest magnitudes of the whole blocks.
+struct Quantise {
+  Txn txn;
+  wire::Begin begin;
+  std::vector<float> amax;
 };
 struct Expose {
   Txn txn;
@@ -106,8 +119,8 @@ struct Release {
   bool committed = false;
 };
 
-using SourceAction = std::variant<install::Send, install::MakePlan, install::Observe, Prepare, Expose, CheckSeal,
-                                  MoveBase, Withdraw, Release>;
+using SourceAction = std::variant<install::Send, install::MakePlan, install::Observe, Prepare, Quantise, Expose,
+                                  CheckSeal, MoveBase, Withdraw, Release>;
 
 SourceState start_source(install::Identity self, std::int64_t now_ns);
 std::vector<SourceAction> step(SourceState& state, const SourceEvent& event, install::Ignored& ignored);

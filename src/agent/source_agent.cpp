@@ -165,6 +165,7 @@ Status SourceDriver::take_plan(const wire::Configure& configure, std::uint64_t d
   seed_ = digest_seed;
   REFIT_TRY(lend_regions());
   REFIT_TRY(lend_values());
+  REFIT_TRY(lend_codes());
   const auto bytes = wire::manifest_bytes(planned_->plan.shared_with.size(), planned_->plan.buckets.size(),
                                           upper_entries(planned_->plan));
   if (page_.bytes() < static_cast<std::int64_t>(bytes)) {
@@ -197,6 +198,21 @@ Status SourceDriver::lend_values() {
   }
   lent_.push_back({values_.data(), values_.bytes(), memory::Kind::kHostShared, &values_});
   stages_ = std::make_unique<ValueStages>(planned_->plan, planned_->options);
+  return {};
+}
+
+// Likewise, behind the values.
+Status SourceDriver::lend_codes() {
+  quantising_.reset();
+  if (planned_->plan.quantised.empty()) return {};
+  const std::int64_t bytes = std::max<std::int64_t>(1, planned_->plan.quant.bytes);
+  if (codes_.bytes() != bytes || codes_.data() == nullptr) {
+    codes_ = {};
+    REFIT_ASSIGN(codes_, memory::SharedRegion::make(*options_.runtime.env, bytes, options_.budget, "quantised weights"));
+  }
+  lent_.push_back({codes_.data(), codes_.bytes(), memory::Kind::kHostShared, &codes_});
+  REFIT_ASSIGN(Quantising made, Quantising::make(planned_->plan, planned_->options));
+  quantising_ = std::make_unique<Quantising>(std::move(made));
   return {};
 }
 
@@ -233,7 +249,7 @@ Status SourceDriver::lend_regions() {
 Status SourceDriver::follow_regions() {
   if (snapshotting_) return {};  // copied from where they lie
   const std::span<const memory::RegionRef> live = shard_.regions();
-  const std::size_t own = lent_.size() - (stages_ ? 2 : 1);  // without the values and the page
+  const std::size_t own = lent_.size() - 1 - (stages_ ? 1 : 0) - (quantising_ ? 1 : 0);  // less values, codes, page
   const auto same_size = [](const memory::RegionRef& now, const memory::RegionRef& then) { return now.bytes == then.bytes; };
   if (live.size() != own || !std::ranges::equal(live, std::span(lent_).first(own), same_size))
     return Error(Code::kMismatch, "the trainer's regions have other sizes than those of the plan").at_stage("seal");
@@ -252,18 +268,27 @@ Status SourceDriver::follow_regions() {
 void SourceDriver::perform(Prepare& a) {
   const std::uint64_t task = progress_.start(Phase::kSeal);
   work([this, task, txn = a.txn, begin = a.begin, member = state_.link.member]() -> Finish {
-    Result<SealDone> r = seal(task, txn, begin, member);
-    if (!r.ok()) return [this, txn, e = std::move(r).error()] { feed(SourceTaskFailed{SourceTask::kSeal, txn, e}); };
-    return [this, done = std::move(*r)] { feed(done); };
+    Result<wire::BlockAmax> amax = prepare(task, begin);
+    if (amax.ok() && planned_->plan.exchanges())
+      return [this, done = AmaxDone{txn, std::move(*amax)}] { feed(done); };
+    Result<SealDone> r = amax.ok() ? seal(txn, begin, member, amax->amax) : std::move(amax).error();
+    return sealed(txn, std::move(r));
   });
 }
 
-Result<SealDone> SourceDriver::seal(std::uint64_t task, const Txn& txn, const wire::Begin& begin,
-                                    std::uint32_t member) {
+void SourceDriver::perform(Quantise& a) {
+  (void)progress_.start(Phase::kSeal);
+  work([this, a, member = state_.link.member]() -> Finish { return sealed(a.txn, seal(a.txn, a.begin, member, a.amax)); });
+}
+
+SourceDriver::Finish SourceDriver::sealed(const Txn& txn, Result<SealDone> r) {
+  if (!r.ok()) return [this, txn, e = std::move(r).error()] { feed(SourceTaskFailed{SourceTask::kSeal, txn, e}); };
+  return [this, done = std::move(*r)] { feed(done); };
+}
+
+Result<wire::BlockAmax> SourceDriver::prepare(std::uint64_t task, const wire::Begin& begin) {
   if (!sealer_ || planned_->epoch != begin.layout_epoch)
     return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("seal");
-  SealDone done{
-      .txn = txn, .step = -1, .weight_set = {}, .digest = {}, .groups = {}, .manifest_bytes = 0, .manifest_hash = {}};
   {
     std::unique_lock lock(publish_mutex_);
     const Deadline until = Deadline::after_ns(begin.total_ns);
@@ -291,8 +316,8 @@ Result<SealDone> SourceDriver::seal(std::uint64_t task, const Txn& txn, const wi
     if (progress_.cancelled(task))
       return Error(Code::kCancelled, "the round ended before it was sealed").at_stage("seal");
     held_ = true;
-    done.step = published_step_;
-    done.weight_set = weight_set_;
+    sealed_step_ = published_step_;
+    sealed_set_ = weight_set_;
   }
   const std::int64_t start = monotonic_ns();
   sealed_writes_ = shard_.write_counter();
@@ -301,12 +326,12 @@ Result<SealDone> SourceDriver::seal(std::uint64_t task, const Txn& txn, const wi
     if (sealed_writes_ != published_writes_)
       return Error(Code::kMismatch, "the trainer wrote its weights after it published them").at_stage("seal");
   }
-  std::int64_t snapshot_bytes = 0;
+  snapshot_bytes_ = 0;
   if (snapshotting_) {
     const std::span<const memory::RegionRef> live = shard_.regions();
     for (std::size_t i = 0; i < live.size(); ++i) {
       kernel::copy_flat(exec(), lent_[i].data, live[i].data, live[i].bytes);
-      snapshot_bytes += live[i].bytes;
+      snapshot_bytes_ += live[i].bytes;
     }
     if (shard_.write_counter() != sealed_writes_)
       return Error(Code::kMismatch, "the trainer wrote while its snapshot was taken").at_stage("seal");
@@ -315,7 +340,32 @@ Result<SealDone> SourceDriver::seal(std::uint64_t task, const Txn& txn, const wi
     published_changed_.notify_all();
   }
   REFIT_TRY(follow_regions());
-  if (stages_) REFIT_TRY(stages_->run(std::span(lent_).first(lent_.size() - 2), values_.data(), exec()));
+  const std::span<const memory::RegionRef> lent = lent_;
+  if (stages_) REFIT_TRY(stages_->run(lent, values_.data(), exec()));
+  wire::BlockAmax out;
+  if (quantising_) {
+    REFIT_ASSIGN(out.amax, quantising_->shared_amax(lent, exec()));
+    for (const plan::SharedBlock& b : planned_->plan.quant.shared)
+      out.blocks.push_back(std::uint64_t{b.tensor} << 32 | b.block);
+  }
+  prepare_ns_ = monotonic_ns() - start;
+  return out;
+}
+
+Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, std::uint32_t member,
+                                    std::span<const float> amax) {
+  if (!sealer_ || planned_->epoch != begin.layout_epoch)
+    return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("seal");
+  SealDone done{.txn = txn,
+                .step = sealed_step_,
+                .weight_set = sealed_set_,
+                .digest = {},
+                .groups = {},
+                .manifest_bytes = 0,
+                .manifest_hash = {}};
+  const std::int64_t start = monotonic_ns();
+  if (quantising_) REFIT_TRY(quantising_->run(lent_, amax, codes_.data(), exec()));
+  quantise_ns_ = monotonic_ns() - start;
   REFIT_ASSIGN(const Seal sealed, sealer_->seal(begin.proof));
   REFIT_ASSIGN(const wire::WrittenManifest page, write_page(sealed, txn, begin, member));
   done.digest = to_wire(sealed.counted);
@@ -334,9 +384,11 @@ Result<SealDone> SourceDriver::seal(std::uint64_t task, const Txn& txn, const wi
   const std::lock_guard lock(publish_mutex_);
   report_.base_bytes = baseline_ ? baseline_->bytes() : 0;
   report_.txn = txn;
-  report_.seal_ns = monotonic_ns() - start;
+  report_.seal_ns = prepare_ns_ + monotonic_ns() - start;
+  report_.quantise_ns = quantising_ ? quantise_ns_ : 0;
+  report_.exchanged_blocks = static_cast<std::int64_t>(amax.size());
   report_.bytes_sealed = sealer_->scanned_bytes();
-  report_.snapshot_bytes = snapshot_bytes;
+  report_.snapshot_bytes = snapshot_bytes_;
   report_.buckets = static_cast<std::int64_t>(sealed.buckets.size());
   return done;
 }

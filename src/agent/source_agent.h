@@ -6,6 +6,7 @@
 #include "agent/member.h"
 #include "agent/outlet.h"
 #include "agent/planning.h"
+#include "agent/quantising.h"
 #include "agent/sealer.h"
 #include "agent/value_stages.h"
 
@@ -37,6 +38,7 @@ class SourceDriver final : public SourceAgent, private Member {
   void perform(install::MakePlan& a);
   void perform(install::Observe& a);
   void perform(Prepare& a);
+  void perform(Quantise& a);
   void perform(Expose& a);
   void perform(CheckSeal& a);
   void perform(MoveBase& a);
@@ -44,10 +46,14 @@ class SourceDriver final : public SourceAgent, private Member {
   void perform(Release& a);
 
   // On the worker.
-  Result<SealDone> seal(std::uint64_t task, const Txn& txn, const wire::Begin& begin, std::uint32_t member);
+  // Up to the largest magnitudes of the blocks that this rank shares with others; none where nothing is quantised.
+  Result<wire::BlockAmax> prepare(std::uint64_t task, const wire::Begin& begin);
+  Result<SealDone> seal(const Txn& txn, const wire::Begin& begin, std::uint32_t member, std::span<const float> amax);
+  Finish sealed(const Txn& txn, Result<SealDone> r);
   Status take_plan(const wire::Configure& configure, std::uint64_t digest_seed);
   Status lend_regions();
   Status lend_values();
+  Status lend_codes();
   // What is sealed and sent next lies where the shard's regions lie now.
   Status follow_regions();
   void send_all(const Txn& txn);
@@ -66,9 +72,11 @@ class SourceDriver final : public SourceAgent, private Member {
   std::unique_ptr<Sealer> sealer_;
   std::unique_ptr<ValueStages> stages_;         // of the plan, where some run
   memory::SharedRegion values_;                 // their results
+  std::unique_ptr<Quantising> quantising_;      // of the plan, where the targets hold codes
+  memory::SharedRegion codes_;                  // and their scales
   memory::SharedRegion page_;                   // the lent manifest
   std::vector<memory::SharedRegion> snapshot_;  // where the shard's memory is not lent itself
-  std::vector<memory::RegionRef> lent_;         // weights, their values where stages run, then the page
+  std::vector<memory::RegionRef> lent_;         // weights; values where stages run; codes where some are; the page
   std::unique_ptr<Baseline> baseline_;          // of the plan, where buckets go as deltas
   std::unique_ptr<Outlet> outlet_;              // of the plan
   bool moved_ = false;                          // the outlet does not follow the regions yet
@@ -77,6 +85,8 @@ class SourceDriver final : public SourceAgent, private Member {
   std::atomic<bool> withdrawn_{false};          // the round in hand: its sending stops
   std::optional<Error> unsent_;                 // why the round's buckets did not all go out
   std::uint64_t sealed_writes_ = 0;
+  std::int64_t sealed_step_ = -1, snapshot_bytes_ = 0, prepare_ns_ = 0, quantise_ns_ = 0;  // of the round in hand
+  std::string sealed_set_;
   bool snapshotting_ = false;
 
   mutable std::mutex publish_mutex_;  // published_, held_, report_

@@ -20,6 +20,7 @@ class SourceMachine {
   void on(const install::PlanFailed& e);
   void on(const install::Progress& e);
   void on(const SealDone& e);
+  void on(const AmaxDone& e);
   void on(const Exposed& e);
   void on(const SealChecked& e);
   void on(const SourceTaskFailed& e);
@@ -35,6 +36,7 @@ class SourceMachine {
   void receive(const wire::Envelope& e, const wire::Refused& m);
   void receive(const wire::Envelope& e, const wire::Configure& m);
   void receive(const wire::Envelope& e, const wire::Begin& m);
+  void receive(const wire::Envelope& e, const wire::BlockAmaxMerged& m);
   void receive(const wire::Envelope& e, const wire::ReadersDone& m);
   void receive(const wire::Envelope& e, const wire::Abort& m);
   void receive(const wire::Envelope& e, const wire::Committed& m);

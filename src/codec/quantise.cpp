@@ -30,6 +30,15 @@ std::uint8_t e4m3_from_float(float y) {
 
 // ---- scales
 
+std::optional<Quant> quant_named(std::string_view name) {
+  if (name == "fp8_block") return fp8_block();
+  if (name == "fp8_block_pow2") return fp8_block(ScaleKind::kPowerOfTwo);
+  if (name == "fp8_channel") return fp8_channel();
+  if (name == "fp8_tensor") return fp8_tensor();
+  if (name == "mxfp8") return mxfp8();
+  return std::nullopt;
+}
+
 namespace {
 float e8m0_scale(const Quant& q, float amax) {
   const auto exponent = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(amax) >> 23) - 8;

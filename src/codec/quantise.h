@@ -5,8 +5,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/core.h"
@@ -33,6 +35,9 @@ constexpr Quant fp8_block(ScaleKind scale = ScaleKind::kF32) { return {128, 128,
 constexpr Quant fp8_channel() { return {1, 0}; }
 constexpr Quant fp8_tensor() { return {0, 0}; }
 constexpr Quant mxfp8(std::uint8_t least_byte = 0) { return {1, 32, ScaleKind::kE8M0, least_byte}; }
+
+// By the names of model/block_format.h; none of that name: nothing.
+std::optional<Quant> quant_named(std::string_view name);
 
 // A box of a logical matrix [out, in], and how its elements lie in memory.
 struct Part {

@@ -65,6 +65,8 @@ class Machine {
 
   // round.cpp: from the call to the decision.
   void receive(std::uint32_t member, const wire::Envelope& e, const wire::Sealed& m);
+  void receive(std::uint32_t member, const wire::Envelope& e, const wire::BlockAmax& m);
+  void send_amax(const Part& part);
   void receive(std::uint32_t member, const wire::Envelope& e, const wire::Staged& m);
   void receive(std::uint32_t member, const wire::Envelope& e, const wire::Vote& m);
   void receive(std::uint32_t member, const wire::Envelope& e, const wire::Failed& m);

@@ -133,6 +133,39 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
   progressed(*p, Progressed::kSealed);
 }
 
+// Told again by a source until it is answered; the first word of a source in a round is its last.
+void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire::BlockAmax& m) {
+  Part* p = part(member, e.txn);
+  if (p == nullptr || s_.stage != Stage::kSealing || !is_source(member) || p->at != Progressed::kBegun)
+    return void(++s_.dropped.old_txn);
+  Round& r = *s_.round;
+  if (r.amax) return send_amax(*p);
+  if (p->amax) return;
+  p->amax = m;
+  p->progress_ns = s_.now_ns;
+  const auto told = [&](const Part& other) { return !is_source(other.member) || other.amax; };
+  if (!std::all_of(r.parts.begin(), r.parts.end(), told)) return;
+  std::map<std::uint64_t, float>& all = r.amax.emplace();
+  for (const Part& other : r.parts) {
+    if (!is_source(other.member)) continue;
+    for (std::size_t i = 0; i < other.amax->blocks.size(); ++i) {
+      float& most = all[other.amax->blocks[i]];
+      most = std::max(most, other.amax->amax[i]);
+    }
+  }
+  for (Part& other : r.parts) {
+    if (!is_source(other.member)) continue;
+    other.progress_ns = s_.now_ns;
+    send_amax(other);
+  }
+}
+
+void Machine::send_amax(const Part& p) {
+  wire::BlockAmaxMerged merged;
+  for (std::uint64_t block : p.amax->blocks) merged.amax.push_back(s_.round->amax->at(block));
+  send_member(p.member, s_.round->record.txn, std::move(merged));
+}
+
 void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire::Staged& m) {
   Part* p = part(member, e.txn);
   if (p == nullptr || s_.stage != Stage::kStaging || is_source(member) || p->at >= Progressed::kVoted)
@@ -279,7 +312,8 @@ void Machine::abort(Error error) {
 bool Machine::awaited(const Part& p) const {
   switch (s_.stage) {
     case Stage::kSealing:
-      return is_source(p.member) && p.at < Progressed::kSealed;
+      // Who has told its amax waits for the others.
+      return is_source(p.member) && p.at < Progressed::kSealed && (!p.amax || s_.round->amax);
     case Stage::kSourceVotes:
       return is_source(p.member) && p.at < Progressed::kVoted;
     case Stage::kStaging: {

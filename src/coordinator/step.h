@@ -78,6 +78,7 @@ struct Part {
   Incarnation incarnation;
   Progressed at = Progressed::kBegun;
   bool yes = false;
+  std::optional<wire::BlockAmax> amax;  // source, where blocks are cut over sources
   wire::Sealed sealed;                 // source
   std::optional<wire::Staged> staged;  // target
   std::optional<wire::Applied> applied;
@@ -105,6 +106,8 @@ struct Round {
   std::vector<Part> parts;  // ascending by member
   std::vector<Replica> replicas;
   std::map<Hash128, std::pair<wire::Digest4, std::uint32_t>> groups;  // replica group → digest, first owner (C10)
+  // Of blocks that are cut over sources, by number: once all sources have told theirs (D7: of this round only).
+  std::optional<std::map<std::uint64_t, float>> amax;
   std::int64_t stage_since_ns = 0, total_deadline_ns = 0;
   bool committed = false, recovered = false;
   bool reported = false;       // the call has returned; finishing goes on

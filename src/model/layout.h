@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/core.h"
+#include "model/block_format.h"
 
 namespace refit::model {
 
@@ -97,6 +98,12 @@ struct Pattern {
   std::vector<PatternShard> shards;  // empty: the tensor lies nowhere on this side (absent)
 };
 
+// A matrix in codes and the tensor of its blocks' scales: one atomic group.
+struct QuantisedWeight {
+  TensorId codes, scales;
+  const BlockFormat* format = nullptr;
+};
+
 // Where a layout came from, when rules made it. Serialised, it is all that travels.
 struct Recipe {
   std::string family;     // e.g. "llama"
@@ -136,6 +143,8 @@ class Layout : public std::enable_shared_from_this<Layout> {
   // Tensors that this side stores as results of a value transform, with its name. Bytes moved into or out of their
   // holdings are not their values: only a mover that runs the transform may touch them.
   virtual std::vector<std::pair<TensorId, std::string_view>> values() const { return {}; }
+  // Matrices that this side holds in codes, with their scales.
+  virtual std::vector<QuantisedWeight> quantised() const { return {}; }
   virtual const Recipe* recipe() const { return nullptr; }
   // Tensors of the checkpoint that the SPEC asked to pass over, by name.
   virtual std::span<const std::string> skipped() const { return {}; }

@@ -1,5 +1,6 @@
 // Front header of model: logical tensors, rules and layouts. Pure: header bytes in, no files.
 #pragma once
+#include "model/block_format.h"
 #include "model/layout.h"
 #include "model/outside_names.h"
 #include "model/recipe.h"

@@ -58,44 +58,58 @@ Result<std::shared_ptr<const RuleLayout>> RuleLayout::make(ModelConfig config, S
 Status RuleLayout::activate_rows() {
   const std::vector<SideRule> rules = side_->rules(spec_, config_);
   const std::vector<Preset>* presets = side_->presets ? side_->presets(spec_, config_) : nullptr;
-  std::size_t next = 0, next_slot = 0;
-  for (const Row& row : config_.family->rows) {
-    if (!config_.active(row)) continue;
-    ActiveRow active;
-    active.row = &row;
-    active.kind = row.kind;
-    active.layers = config_.layers(row);
-    if (active.layers.empty()) continue;
-    if (presets) {
-      REFIT_TRY(take_presets(active, *presets));
-    } else {
-      REFIT_TRY(choose_rule(active, rules));
-    }
-    REFIT_ASSIGN(active.symbols, config_.symbols_of(row));
-    for (const auto& [key, value] : spec_.numbers) active.symbols.emplace(key, value);
-    REFIT_ASSIGN(active.shapes, config_.shapes(row));
-    if (side_->engine) {
-      REFIT_ASSIGN(active.scaled, config_.scaled(row));
-    }
-    active.experts = active.scanned.empty() ? config_.experts(row) : static_cast<std::int64_t>(active.scanned.size());
-    active.picks = active.per == Per::kExpert && active.experts == 1;
-    active.stacks = std::any_of(active.programs[0].begin(), active.programs[0].end(),
-                                [](const Op& op) { return op.code == OpCode::kStack; });
-    active.grid = is_expert(row.kind) ? meshes_.size() - 1 : 0;
-    if (row.shared && spec_.given("shared")) {
-      REFIT_TRY(join_experts(active));
-    } else if (!presets) {
-      active.names = side_->name_of(spec_, config_, row, active.per);
-    }
-    REFIT_TRY(share_out(active));
-    active.parameter_experts = active.stacked() ? 1 : active.picks ? config_.size("E") : active.experts;
-    REFIT_TRY(place(active));
-    active.first = next;
-    active.first_slot = next_slot;
-    next += active.layers.size() * static_cast<std::size_t>(active.experts) * active.shapes.size();
-    next_slot += active.layers.size() * active.own_experts() * active.own_members() * active.copies();
-    rows_.push_back(std::move(active));
+  if (const auto quant = spec_.texts.find("quant"); quant != spec_.texts.end()) {
+    const BlockFormat& format = *block_format(quant->second);
+    if (format.rows > 0 && format.cols > 0) config_.symbols["bn"] = format.rows, config_.symbols["bk"] = format.cols;
   }
+  REFIT_ASSIGN(const std::vector<ChosenRow> chosen, choose_rows(config_, spec_, made_rows_));
+  for (const ChosenRow& row : chosen)
+    if (!row.layers.empty()) REFIT_TRY(activate(row, rules, presets));
+  return {};
+}
+
+Status RuleLayout::activate(const ChosenRow& chosen, const std::vector<SideRule>& rules,
+                            const std::vector<Preset>* presets) {
+  const Row& row = *chosen.row;
+  ActiveRow active;
+  active.row = &row;
+  active.codes = chosen.codes;
+  active.scales = chosen.scales;
+  active.kind = row.kind;
+  active.layers = chosen.layers;
+  if (presets) {
+    REFIT_TRY(take_presets(active, *presets));
+  } else {
+    REFIT_TRY(choose_rule(active, rules));
+  }
+  REFIT_ASSIGN(active.symbols, config_.symbols_of(row));
+  for (const auto& [key, value] : spec_.numbers) active.symbols.emplace(key, value);
+  REFIT_ASSIGN(active.shapes, config_.shapes(row));
+  if (side_->engine) {
+    REFIT_ASSIGN(active.scaled, config_.scaled(row));
+  }
+  if (chosen.scales && active.scaled.empty())
+    for (Program& program : active.programs) program = scale_program(program, *chosen.scales);
+  active.experts = active.scanned.empty() ? config_.experts(row) : static_cast<std::int64_t>(active.scanned.size());
+  active.picks = active.per == Per::kExpert && active.experts == 1;
+  active.stacks = std::any_of(active.programs[0].begin(), active.programs[0].end(),
+                              [](const Op& op) { return op.code == OpCode::kStack; });
+  active.grid = is_expert(row.kind) ? meshes_.size() - 1 : 0;
+  if (row.shared && spec_.given("shared")) {
+    REFIT_TRY(join_experts(active));
+  } else if (!presets) {
+    active.names = side_->name_of(spec_, config_, row, active.per);
+  }
+  REFIT_TRY(share_out(active));
+  active.parameter_experts = active.stacked() ? 1 : active.picks ? config_.size("E") : active.experts;
+  REFIT_TRY(place(active));
+  if (!rows_.empty()) {
+    const ActiveRow& last = rows_.back();
+    active.first = last.first + last.layers.size() * static_cast<std::size_t>(last.experts) * last.shapes.size();
+    active.first_slot =
+        last.first_slot + last.layers.size() * last.own_experts() * last.own_members() * last.copies();
+  }
+  rows_.push_back(std::move(active));
   return {};
 }
 
@@ -230,8 +244,8 @@ Status RuleLayout::build_catalogue() {
                                           : config_.name(member.name, scanned[static_cast<std::size_t>(e)], 0),
                           rows_[r].shapes[m], config_.dtype_of(member)};
           refs.push_back({static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(l), e, static_cast<int>(m)});
-          const auto other = facts_.dtypes.find(t.name);
-          if (other != facts_.dtypes.end()) t.dtype = other->second;
+          const auto other = facts_.dtypes.find(t.name);  // of the checkpoint's values, not of codes made of them
+          if (other != facts_.dtypes.end() && !rows_[r].codes) t.dtype = other->second;
           tensors.push_back(std::move(t));
         }
   std::vector<std::uint32_t> order(tensors.size());
@@ -298,6 +312,22 @@ std::vector<std::pair<TensorId, std::string_view>> RuleLayout::values() const {
         for (std::int64_t e = 0; e < row.experts && row.spots[l].stage >= 0; ++e)
           out.emplace_back(ids_[row.index(l, e, static_cast<int>(m))], value);
     }
+  return out;
+}
+
+std::vector<QuantisedWeight> RuleLayout::quantised() const {
+  std::vector<QuantisedWeight> out;
+  const bool of_config = config_.flag("fp8") && config_.block() == Dims{128, 128};
+  for (std::size_t r = 0; r + 1 < rows_.size(); ++r) {
+    const ActiveRow &codes = rows_[r], &scales = rows_[r + 1];
+    const bool named = of_config && codes.row->members[0].dtype == "f8_e4m3" && !scales.row->members[0].of.empty();
+    const BlockFormat* format = codes.codes ? codes.codes : named ? block_format("fp8_block") : nullptr;
+    if (format == nullptr) continue;
+    for (std::size_t l = 0; l < codes.layers.size(); ++l)
+      for (std::int64_t e = 0; e < codes.experts && codes.spots[l].stage >= 0; ++e)
+        for (int m = 0; m < static_cast<int>(codes.shapes.size()); ++m)
+          out.push_back({ids_[codes.index(l, e, m)], ids_[scales.index(l, e, m)], format});
+  }
   return out;
 }
 

@@ -1,6 +1,7 @@
 // RuleLayout: a layout that is its recipe. Ranks and patterns are made from the rules when asked for.
 #pragma once
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "model/model_layout.h"
+#include "model/quantised_rows.h"
 #include "model/rules/arrangement.h"
 
 namespace refit::model {
@@ -21,6 +23,7 @@ struct Spot {
 // A row that this model has, with its rule on this side and its tensors.
 struct ActiveRow {
   const Row* row = nullptr;
+  const BlockFormat *codes = nullptr, *scales = nullptr;  // as in ChosenRow
   Kind kind = Kind::kReplicated;
   Per per = Per::kTensor;
   std::vector<Program> programs;          // by own member
@@ -93,6 +96,7 @@ class RuleLayout final : public ModelLayout {
   std::span<const Pattern> patterns() const override;
   std::span<const std::uint32_t> pattern_of() const override;
   std::vector<std::pair<TensorId, std::string_view>> values() const override;
+  std::vector<QuantisedWeight> quantised() const override;
 
  private:
   // One parameter's array on one rank, for every layer alike.
@@ -155,6 +159,7 @@ class RuleLayout final : public ModelLayout {
   };
 
   Status activate_rows();
+  Status activate(const ChosenRow& chosen, const std::vector<SideRule>& rules, const std::vector<Preset>* presets);
   // Its rule on this side. Errors: kUnsupported naming a tensor that the side has none for.
   Status choose_rule(ActiveRow& active, const std::vector<SideRule>& rules) const;
   Status join_experts(ActiveRow& active) const;
@@ -188,6 +193,7 @@ class RuleLayout final : public ModelLayout {
 
   std::vector<Mesh> meshes_;  // of the model, of the experts
   std::int64_t chunks_ = 1;
+  std::deque<Row> made_rows_;  // rows of codes and scales that `quant=` asks for
   std::vector<ActiveRow> rows_;
   std::vector<TensorId> ids_;
   std::vector<Ref> refs_;               // by TensorId

@@ -70,7 +70,7 @@ Result<std::string> pieces(const Planner& p, const TensorClass& c, const Group& 
   const Frame& f = *c.frame;
   std::string out;
   for (const DraftPiece& piece : c.draft->pieces()) {
-    const Owner& sender = c.draft->sender(piece, g.ordinal);
+    const Owner& sender = c.draft->sender(piece, p.turn(g.ordinal));
     const Ranks& recipients = p.sets()[c.sets[piece.recipients]];
     for (const Box& box : split_box(piece.box, c.item, p.limit())) {
       const Flat& from = f.source.boxes[sender.part];
@@ -96,6 +96,17 @@ std::string describe_stages(const World& w) {
   for (const auto& [what, names] : by_steps)
     out += (out.empty() ? "" : "; ") + what + " of " + std::to_string(names.size()) + " tensor" +
            (names.size() == 1 ? "" : "s") + (names.size() == 1 ? " (" : " (e.g. ") + names[0] + ")";
+  std::map<std::string_view, std::pair<std::size_t, std::size_t>> formats;  // tensors, and those with shared blocks
+  for (const QuantTensor& t : w.quantised) {
+    auto& [all, shared] = formats[t.format->name];
+    ++all;
+    if (t.exchange) ++shared;
+  }
+  for (const auto& [format, counts] : formats)
+    out += (out.empty() ? "" : "; ") + std::to_string(counts.first) + " matrices to " + std::string(format) +
+           (counts.second == 0 ? ""
+                               : " (" + std::to_string(counts.second) +
+                                     " with blocks cut over sources, which exchange their largest magnitudes)");
   return out.empty() ? out : out + ", at the source before it seals";
 }
 
@@ -117,6 +128,11 @@ Result<std::string> explain(const model::Layout& source, const model::Layout& ta
     if (p->class_of()[i] == Planner::kNone) return out + "  nothing moves\n";
     for (const Transform& stage : p->transforms())
       if (stage.tensor.value == g.ordinal) out += describe(stage, *p->catalogue());
+    for (const QuantTensor& q : p->quant_tensors())
+      if (q.codes.value == g.ordinal || q.scales.value == g.ordinal)
+        out += "  quantised at the source: " + std::string(q.format->name) + " of " +
+               p->catalogue()->tensors[q.codes.value].name + " in its buffer of codes" +
+               (q.exchange ? ", after an exchange of largest magnitudes" : "") + "\n";
     const TensorClass& c = p->classes()[p->class_of()[i]];
     if (c.frame->coords.factors() > static_cast<std::size_t>(c.frame->coords.axes))
       out += "  common factors " + numbers(c.frame->coords.extents) + "\n";

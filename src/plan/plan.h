@@ -108,6 +108,42 @@ struct ValueStage {
   std::int64_t values = 0;  // bytes from the value buffer's begin
 };
 
+// A matrix that the sources quantise before they seal: its codes and scales are tensors of the plan and one atomic
+// group.
+struct QuantTensor {
+  TensorId codes, scales;
+  const model::BlockFormat* format = nullptr;
+  Dims shape;                      // of the matrix
+  DType logical = DType::kBF16;    // of its values
+  bool exchange = false;           // blocks of it are cut over ranks, which tell each other the largest magnitudes
+};
+
+// A source's part of one such matrix: a box of one of its shards, and where the results go in its buffer of codes,
+// which follows all others.
+struct QuantPart {
+  std::uint32_t tensor = 0;  // index into RankPlan::quantised
+  Interval rows, cols;
+  DType stored = DType::kBF16;
+  std::uint32_t buffer = 0;
+  std::int64_t offset = 0, row_stride = 0, col_stride = 0;  // bytes
+  std::int64_t codes = 0;                                   // bytes from the buffer's begin; [rows, cols] dense
+  // The blocks whose first element it holds: their scales are its own to send. Row-major.
+  Interval block_rows, block_cols;
+  std::int64_t scales = 0;
+};
+// A block of which this source holds a part only.
+struct SharedBlock {
+  std::uint32_t tensor = 0;  // index into RankPlan::quantised
+  std::uint32_t block = 0;   // row-major
+  friend auto operator<=>(const SharedBlock&, const SharedBlock&) = default;
+};
+struct QuantWork {
+  std::vector<QuantPart> parts;     // by tensor
+  std::vector<SharedBlock> shared;  // ascending
+  std::int64_t bytes = 0;           // of the buffer of codes
+};
+inline constexpr std::int64_t kMaxSharedBlocks = 1 << 20;  // of one rank: they travel in one message
+
 enum class Side : std::uint8_t { kSource, kTarget };
 
 // One rank's own part of the plan. Deterministic: same inputs, same bytes on every rank, compiler and run.
@@ -128,6 +164,10 @@ struct RankPlan {
   std::vector<Transform> transforms;
   std::vector<ValueStage> stages;  // sources only
   std::int64_t value_bytes = 0;    // of this source's value buffer
+  // Not empty: every source rank lends one buffer more, behind the values, for codes and scales.
+  std::vector<QuantTensor> quantised;
+  QuantWork quant;  // sources only
+  bool exchanges() const;
   std::int64_t bytes_needed = 0;  // a target: each distinct logical byte once. A source: what it sends, each once
   std::int64_t bytes_moved = 0;   // summed over recipients
   std::int64_t bucket_limit = 0;  // largest bucket of this plan, equal on all ranks
@@ -177,6 +217,7 @@ struct World {
   std::vector<std::string> unwanted;
   std::shared_ptr<const model::Catalogue> catalogue;  // of the plan
   std::vector<Transform> transforms;                  // run by the sources before they seal
+  std::vector<QuantTensor> quantised;                 // likewise
   // The most that any one rank must send (each piece once, however many receive it) or receive.
   std::int64_t bound_bytes = 0;
   std::int64_t bucket_limit = 0;

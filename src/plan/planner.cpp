@@ -85,8 +85,11 @@ Status Planner::build() {
   if (source_->world() < 1 || target_->world() < 1 || target_->world() % target_->instances() != 0)
     return Error(Code::kInvalid, "a layout has no ranks, or its instances are not equal");
   if (options_.values == Values::kStages) {
+    const model::Layout& stored = *source_;
     REFIT_ASSIGN(staged_, stage_values(*source_, *target_));
     if (staged_.source) source_ = staged_.source.get(), target_ = staged_.target.get();
+    REFIT_ASSIGN(quantised_, Quantised::make(*source_, *target_, stored));
+    if (quantised_.runs()) source_ = &quantised_.source();
   }
   for (const model::Layout* layout : {source_, target_})
     if (const auto values = layout->values(); !values.empty() && options_.values == Values::kRefuse)
@@ -95,8 +98,20 @@ Status Planner::build() {
   Findings findings;
   match_names(findings);
   REFIT_TRY(classify());
+  join_scales();
   if (!findings.empty()) return findings.error();
   return choose_limit();
+}
+
+void Planner::join_scales() {
+  const auto ordinal = [&](TensorId target) {
+    return static_cast<std::uint32_t>(catalogue_->find(target_->catalogue().tensors[target.value].name));
+  };
+  for (const model::QuantisedWeight& q : target_->quantised()) {
+    const std::uint32_t codes = ordinal(q.codes), scales = ordinal(q.scales);
+    codes_of_.emplace(scales, codes);
+    scales_of_.emplace(codes, scales);
+  }
 }
 
 // The classes of all groups that some target holds bytes of.
@@ -225,7 +240,7 @@ Status Planner::choose_limit() {
       auto [at, fresh] = turns.try_emplace(count);
       if (fresh) {
         std::set<std::uint32_t> seen;
-        for (std::uint32_t g : c.groups) seen.insert(groups_[g].ordinal % count);
+        for (std::uint32_t g : c.groups) seen.insert(turn(groups_[g].ordinal) % count);
         at->second.assign(seen.begin(), seen.end());
       }
       for (std::uint32_t t : at->second) mark(c.sets[p.recipients], owners[t].rank);
@@ -270,6 +285,10 @@ std::vector<Transform> Planner::transforms() const {
     out.push_back({TensorId(static_cast<std::uint32_t>(at)), s.undo, s.apply});
   }
   return out;
+}
+
+std::vector<QuantTensor> Planner::quant_tensors() const {
+  return quantised_.runs() ? quantised_.tensors(*catalogue_) : std::vector<QuantTensor>();
 }
 
 void Planner::find_holes(const TensorClass& c, const Ranks* only, Findings& out) const {

@@ -11,6 +11,7 @@
 
 #include "plan/draft.h"
 #include "plan/plan.h"
+#include "plan/quantising.h"
 #include "plan/stages.h"
 
 namespace refit::plan {
@@ -68,7 +69,23 @@ class Planner {
   std::shared_ptr<const model::Catalogue> catalogue() const { return catalogue_; }
   const std::string& name(const Group& g) const { return catalogue_->tensors[g.ordinal].name; }
   const Staged& staged() const { return staged_; }
+  const Quantised& quantised() const { return quantised_; }
+  std::vector<QuantTensor> quant_tensors() const;
   std::vector<Transform> transforms() const;
+  // Codes and their scales are one atomic group: one sender in turn, and one bucket where they fit together.
+  std::uint32_t turn(std::uint32_t ordinal) const {
+    const auto at = codes_of_.find(ordinal);
+    return at == codes_of_.end() ? ordinal : at->second;
+  }
+  std::uint32_t scales_of(std::uint32_t codes) const {  // kNone: no codes
+    const auto at = scales_of_.find(codes);
+    return at == scales_of_.end() ? kNone : at->second;
+  }
+  // Does a group of so many bytes need a bucket of its own, where the open one has `fill`?
+  bool opens(std::int64_t fill, std::int64_t atom) const {
+    constexpr std::int64_t kAligned = 16;  // most that starts of both tensors may be moved
+    return atom > 0 && atom + kAligned <= limit_ && fill + atom + kAligned > limit_;
+  }
   std::int64_t limit() const { return limit_; }
   std::int64_t instance() const { return target_->world() / target_->instances(); }
   // Bucket ids: tensor ordinal above, position of the bucket's first piece in its tensor below.
@@ -88,9 +105,11 @@ class Planner {
   Status complete(TensorClass& c, const std::vector<std::uint32_t>& source_key,
                   const std::vector<std::uint32_t>& target_key);
   Draft draft_of(const TensorClass& c, const OwnerTable& source, const OwnerTable& target, bool targets);
+  void join_scales();
   Status choose_limit();
 
   Staged staged_;
+  Quantised quantised_;
   const model::Layout* source_ = nullptr;  // as staged, where stages run
   const model::Layout* target_ = nullptr;
   Options options_;
@@ -102,6 +121,7 @@ class Planner {
   std::vector<std::uint32_t> class_of_;
   std::vector<TensorClass> classes_;
   std::vector<std::string> unwanted_;
+  std::unordered_map<std::uint32_t, std::uint32_t> codes_of_, scales_of_;  // by ordinal
   std::int64_t limit_ = 0;
   int position_bits_ = 0;
 

@@ -36,6 +36,10 @@ class RankBuilder {
       REFIT_ASSIGN(plan_.stages, planner_.staged().stages_of(Rank(rank_), *planner_.catalogue()));
       plan_.value_bytes = planner_.staged().bytes_of(Rank(rank_));
     }
+    plan_.quantised = planner_.quant_tensors();
+    if (side_ == Side::kSource && planner_.quantised().runs()) {
+      REFIT_ASSIGN(plan_.quant, planner_.quantised().work_of(Rank(rank_)));
+    }
     if (side_ == Side::kTarget) REFIT_TRY(prove());
     REFIT_TRY(look());
     REFIT_TRY(locate());
@@ -165,7 +169,7 @@ class RankBuilder {
     for (const Turn& t : turns_) {
       const ClassView& view = list_[t.view];
       for (const LocalPiece& p : view.pieces)
-        if (t.ordinal % p.turns == p.turn) emit_piece(t, view, p);
+        if (planner_.turn(t.ordinal) % p.turns == p.turn) emit_piece(t, view, p);
       for (const LocalSeal& s : view.seals) emit_seal(t, view, s);
     }
   }
@@ -261,6 +265,7 @@ class RankBuilder {
     bool open = false;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       const Emitted& e = emitted_[pieces[i]];
+      if (open && planner_.opens(out.back().bytes, atom_bytes(pieces, i))) open = false;
       const std::int64_t item = item_size(plan_.geometries[e.piece.geometry].wire_dtype);
       std::int64_t start = open ? ceil_div(out.back().bytes, item) * item : 0;
       if (!open || start + e.piece.bytes > planner_.limit()) {
@@ -278,6 +283,17 @@ class RankBuilder {
       ++out.back().pieces;
       out.back().bytes = start + e.piece.bytes;
     }
+  }
+
+  // What codes and scales take in this stream, at the first piece of codes; else nothing.
+  std::int64_t atom_bytes(std::span<const std::uint32_t> pieces, std::size_t first) const {
+    const auto tensor = [&](std::size_t i) { return emitted_[pieces[i]].piece.tensor.value; };
+    const std::uint32_t codes = tensor(first), scales = planner_.scales_of(codes);
+    if (scales == Planner::kNone || (first > 0 && tensor(first - 1) == codes)) return 0;
+    std::int64_t bytes = 0;
+    for (std::size_t i = first; i < pieces.size() && (tensor(i) == codes || tensor(i) == scales); ++i)
+      bytes += emitted_[pieces[i]].piece.bytes;
+    return bytes;
   }
 
   // One number per peer over the buckets shared with it, in (sender, id) order: equal on both sides or the plans

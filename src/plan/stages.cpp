@@ -53,6 +53,7 @@ class Travelling : public model::Layout {
     return inner_.places(rank, tensors);
   }
   Result<std::vector<std::uint32_t>> alike() const override { return inner_.alike(); }
+  std::vector<model::QuantisedWeight> quantised() const override { return inner_.quantised(); }
   const model::Recipe* recipe() const override { return inner_.recipe(); }
   std::string serialise() const override { return inner_.serialise(); }
 
@@ -160,7 +161,7 @@ class StagedSource final : public Travelling {
     std::int64_t bytes = 0;
     const std::vector<Shard> shards = shards_of(rank, bytes);
     const std::uint32_t buffer = value_buffer(out);
-    out.buffers.push_back({.name = "values", .bytes = bytes, .fill = 0, .file = {}});
+    if (!staged_.empty()) out.buffers.push_back({.name = "values", .bytes = bytes, .fill = 0, .file = {}});
     out.parameters.clear();  // they say where values are stored, not where they go
     for (std::size_t i = 0; i < shards.size();) {
       const TensorId tensor(shards[i].staging->source);

@@ -38,6 +38,7 @@ class Counter {
     out_.unwanted = planner_.unwanted();
     out_.catalogue = planner_.catalogue();
     out_.transforms = planner_.transforms();
+    out_.quantised = planner_.quant_tensors();
     out_.bucket_limit = planner_.limit();
     return std::move(out_);
   }
@@ -105,6 +106,27 @@ class Counter {
     return at->second;
   }
 
+  std::uint32_t stream_in(const Entry& e, std::uint32_t turn) const {
+    return refs_[e.first_stream + (e.turns == 1 ? 0 : turn % e.turns)];
+  }
+
+  // Bytes of codes and scales by stream, where the group is one of codes.
+  std::map<std::uint32_t, std::int64_t> atoms_of(std::size_t g) const {
+    std::map<std::uint32_t, std::int64_t> out;
+    const std::vector<Group>& groups = planner_.groups();
+    const std::uint32_t scales = planner_.scales_of(groups[g].ordinal);
+    if (scales == Planner::kNone) return out;
+    const auto other = std::ranges::lower_bound(groups, scales, {}, &Group::ordinal);
+    for (const std::size_t each : {g, static_cast<std::size_t>(other - groups.begin())}) {
+      const std::uint32_t number = planner_.class_of()[each];
+      if (number == Planner::kNone) continue;
+      for (const Entry& e : entries_[number])
+        for (std::uint32_t i = e.first_size; i < e.first_size + e.sizes; ++i)
+          out[stream_in(e, planner_.turn(groups[each].ordinal))] += sizes_[i];
+    }
+    return out;
+  }
+
   // Fills every stream in tensor order, as a rank plan does, keeping only the fill of the open bucket.
   void count() {
     const std::int64_t limit = planner_.limit();
@@ -112,9 +134,15 @@ class Counter {
       const std::uint32_t number = planner_.class_of()[g];
       if (number == Planner::kNone) continue;
       const std::int64_t item = planner_.classes()[number].item;
-      const std::uint32_t ordinal = planner_.groups()[g].ordinal;
+      const std::uint32_t ordinal = planner_.groups()[g].ordinal, turn = planner_.turn(ordinal);
+      std::map<std::uint32_t, std::int64_t> atoms = atoms_of(g);
       for (const Entry& e : entries_[number]) {
-        Stream& s = streams_[refs_[e.first_stream + (e.turns == 1 ? 0 : ordinal % e.turns)]];
+        const std::uint32_t stream = stream_in(e, turn);
+        Stream& s = streams_[stream];
+        if (const auto atom = atoms.find(stream); atom != atoms.end()) {
+          if (s.fill >= 0 && planner_.opens(s.fill, atom->second)) s.fill = -1;
+          atoms.erase(atom);
+        }
         for (std::uint32_t i = e.first_size; i < e.first_size + e.sizes; ++i) {
           const std::int64_t start = (s.fill + item - 1) & -item;  // item sizes are powers of two
           const bool fits = s.fill >= 0 && start + sizes_[i] <= limit;

@@ -1,4 +1,5 @@
 // What a message must satisfy beyond its encoding. The same checks run before encoding and after decoding.
+#include <cmath>
 #include <string>
 
 #include "wire/body.h"
@@ -87,6 +88,18 @@ Status check(const Sealed& m) {
   REFIT_TRY(need(m.descriptor.size() <= kMaxCard, "descriptor", "is too large"));
   return need(m.manifest_bytes <= std::uint64_t{1} << 40, "manifest_bytes");
 }
+Status check(const std::vector<float>& amax) {
+  REFIT_TRY(need(amax.size() <= kMaxListEntries, "amax", "has too many blocks"));
+  for (float a : amax) REFIT_TRY(need(std::isfinite(a) && a >= 0, "amax"));
+  return {};
+}
+Status check(const BlockAmax& m) {
+  REFIT_TRY(need(m.blocks.size() == m.amax.size(), "amax", "and its blocks disagree"));
+  for (std::size_t i = 1; i < m.blocks.size(); ++i)
+    REFIT_TRY(need(m.blocks[i - 1] < m.blocks[i], "blocks", "do not ascend"));
+  return check(m.amax);
+}
+Status check(const BlockAmaxMerged& m) { return check(m.amax); }
 Status check(const Vote& m) {
   REFIT_TRY(need(m.yes == !m.error.has_value(), "vote", "and its error disagree"));
   if (m.error) return check(*m.error);
@@ -172,7 +185,7 @@ bool needs_txn(const Message& m) {
                std::is_same_v<M, Failed> || std::is_same_v<M, Begin> || std::is_same_v<M, Lend> ||
                std::is_same_v<M, ReadersDone> || std::is_same_v<M, Gate> || std::is_same_v<M, Copy> ||
                std::is_same_v<M, Open> || std::is_same_v<M, Abort> || std::is_same_v<M, Committed> ||
-               std::is_same_v<M, End>;
+               std::is_same_v<M, End> || std::is_same_v<M, BlockAmax> || std::is_same_v<M, BlockAmaxMerged>;
       },
       m);
 }

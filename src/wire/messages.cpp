@@ -39,7 +39,8 @@ constexpr std::array<Kind, kMessageKinds> kKinds = {
      {"Begin", kC},          {"Lend", kC},          {"ReadersDone", kC},
      {"Gate", kC},           {"Copy", kC},          {"Open", kC},
      {"Abort", kC},          {"Committed", kC},     {"End", kC},
-     {"Evict", kC},          {"Verify", kC},        {"StatusReply", kC}}};
+     {"Evict", kC},          {"Verify", kC},        {"StatusReply", kC},
+     {"BlockAmax", kS},      {"BlockAmaxMerged", kC}}};
 
 template <typename Table, typename E>
 std::string_view lookup(const Table& table, E value) {

@@ -176,6 +176,13 @@ struct VerifyReport {
   std::vector<Error> errors;
   friend bool operator==(const VerifyReport&, const VerifyReport&) = default;
 };
+// The largest finite magnitudes of a source's parts of the blocks that it shares with other sources, before any of them
+// quantises. Said again until BlockAmaxMerged comes.
+struct BlockAmax {
+  std::vector<std::uint64_t> blocks;  // ascending; opaque here, equal numbers mean the same block
+  std::vector<float> amax;            // one for each
+  friend bool operator==(const BlockAmax&, const BlockAmax&) = default;
+};
 struct Goodbye {
   std::string reason;
   friend bool operator==(const Goodbye&, const Goodbye&) = default;
@@ -298,6 +305,11 @@ struct Verify {
   Domain domain = Domain::kLive;
   friend bool operator==(const Verify&, const Verify&) = default;
 };
+// To a source: of each of its blocks the largest magnitude that any source told.
+struct BlockAmaxMerged {
+  std::vector<float> amax;  // in the order of what it asked
+  friend bool operator==(const BlockAmaxMerged&, const BlockAmaxMerged&) = default;
+};
 struct StatusReply {
   std::uint64_t request = 0;
   bool ok = true;
@@ -308,7 +320,7 @@ struct StatusReply {
 using Message = std::variant<Hello, Ready, PlanRefused, Heartbeat, Sealed, Staged, Vote, Gated, Applied, Reopened,
                              Failed, VerifyReport, Goodbye, StatusRequest, VerifyRequest,  //
                              Welcome, Refused, Configure, Begin, Lend, ReadersDone, Gate, Copy, Open, Abort, Committed,
-                             End, Evict, Verify, StatusReply>;
+                             End, Evict, Verify, StatusReply, BlockAmax, BlockAmaxMerged>;
 inline constexpr int kMessageKinds = static_cast<int>(std::variant_size_v<Message>);
 std::string_view kind_name(const Message& message);
 

@@ -70,6 +70,15 @@ Off<fb::Sealed> body(Fbb& b, const Sealed& m) {
   const fb::Hash hash = wire::pack(m.manifest_hash);
   return fb::CreateSealed(b, m.step, set, &digest, groups, descriptor, m.manifest_bytes, &hash);
 }
+Off<fb::BlockAmax> body(Fbb& b, const BlockAmax& m) {
+  const auto blocks = b.CreateVector(m.blocks);
+  const auto amax = b.CreateVector(m.amax);
+  return fb::CreateBlockAmax(b, blocks, amax);
+}
+Off<fb::BlockAmaxMerged> body(Fbb& b, const BlockAmaxMerged& m) {
+  const auto amax = b.CreateVector(m.amax);
+  return fb::CreateBlockAmaxMerged(b, amax);
+}
 Off<fb::Staged> body(Fbb& b, const Staged& m) {
   const fb::Digest counted = pack(m.counted);
   const fb::Proof proof = pack(m.proof);

@@ -113,6 +113,15 @@ class Unpacker {
     out.manifest_bytes = in->manifest_bytes();
     copy(in->manifest_hash(), out.manifest_hash);
   }
+  template <typename T>
+  void copy(const flatbuffers::Vector<T>* in, std::vector<T>& out) {
+    if (in != nullptr && charge(sizeof(T) * in->size())) out.assign(in->begin(), in->end());
+  }
+  void copy(const fb::BlockAmax* in, BlockAmax& out) {
+    copy(in->blocks(), out.blocks);
+    copy(in->amax(), out.amax);
+  }
+  void copy(const fb::BlockAmaxMerged* in, BlockAmaxMerged& out) { copy(in->amax(), out.amax); }
   void copy(const fb::Staged* in, Staged& out) {
     copy(in->counted(), out.counted);
     copy(in->proof(), out.proof);
@@ -252,7 +261,7 @@ Txn unpack(const fb::TxnId& t) { return {unpack(t.lineage()), Epoch(t.epoch()), 
           X(VerifyRequest, VerifyRequest) X(Welcome, Welcome) X(Refused, Refused) X(Configure, Configure)         \
               X(Begin, Begin) X(Lend, Lend) X(ReadersDone, ReadersDone) X(Gate, Gate) X(Copy, Copy) X(Open, Open) \
                   X(Abort, Abort) X(Committed, Committed) X(End, End) X(Evict, Evict) X(StatusReply, StatusReply) \
-                      X(Verify, VerifyAsk)
+                      X(Verify, VerifyAsk) X(BlockAmax, BlockAmax) X(BlockAmaxMerged, BlockAmaxMerged)
 
 Result<Message> unpack(const fb::Envelope& envelope, std::size_t frame_bytes) {
   Unpacker unpacker(frame_bytes);

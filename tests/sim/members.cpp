@@ -159,6 +159,19 @@ void World::source_event(std::uint32_t s, agent::SourceEventKind what) {
   }
 }
 
+// The rest of a preparation.
+void World::seal(std::uint32_t s, const Txn& txn) {
+  SourceHost& x = source[s];
+  if (crash_here(s, "in seal")) return;
+  const std::int64_t claimed = options.broken == Break::kStepsMixed ? trainer_step_ : x.step;
+  checker.seals[txn][s] = x.seals[txn] = Seal{x.weights, x.step, x.prepared[txn], false};
+  const Slice mine = source_slice(s);
+  if (chance(0.01))
+    return source_event(s,
+                        agent::SourceTaskFailed{agent::SourceTask::kSeal, txn, Error(Code::kInvalid, "inexact cast")});
+  source_event(s, agent::SealDone{txn, claimed, "policy", digest_of(x.weights, mine), {}, 8, {}});
+}
+
 void World::perform(std::uint32_t s, const agent::SourceAction& action) {
   SourceHost& h = source[s];
   auto soon = [&](agent::SourceEventKind e) {
@@ -180,15 +193,19 @@ void World::perform(std::uint32_t s, const agent::SourceAction& action) {
     const Txn txn = p->txn;
     later_in(h, delay(), [this, s, txn] {
       SourceHost& x = source[s];
-      if (crash_here(s, "in seal")) return;
-      const std::int64_t claimed = options.broken == Break::kStepsMixed ? trainer_step_ : x.step;
-      checker.seals[txn][s] = x.seals[txn] = Seal{x.weights, x.step, x.counter, false};
-      const Slice mine = source_slice(s);
-      if (chance(0.01))
-        return source_event(
-            s, agent::SourceTaskFailed{agent::SourceTask::kSeal, txn, Error(Code::kInvalid, "inexact cast")});
-      source_event(s, agent::SealDone{txn, claimed, "policy", digest_of(x.weights, mine), {}, 8, {}});
+      x.prepared[txn] = x.counter;
+      if (!exchange_) return seal(s, txn);
+      if (crash_here(s, "before its largest magnitude is told")) return;
+      const auto most = static_cast<float>(draw(1000));
+      checker.told[txn][s] = most;
+      source_event(s, agent::AmaxDone{txn, {{7, 8 + std::uint64_t{s}}, {most, 1}}});
     });
+  } else if (const auto* q = std::get_if<agent::Quantise>(&action)) {
+    float most = 0;
+    for (const auto& [other, told] : checker.told[q->txn]) most = std::max(most, told);
+    if (checker.told[q->txn].size() != sources() || q->amax != std::vector<float>{most, 1})
+      checker.fail("D7: " + shape.name(s).to_string() + " quantises with magnitudes that are not those of the round");
+    later_in(h, delay(), [this, s, txn = q->txn] { seal(s, txn); });
   } else if (const auto* e = std::get_if<agent::Expose>(&action)) {
     h.exposed = true;
     soon(agent::Exposed{e->txn, descriptor_of(++h.memory_epoch)});

@@ -45,6 +45,7 @@ struct SourceHost : Process {
   bool exposed = false;
   Txn sealing;
   std::map<Txn, Seal> seals;
+  std::map<Txn, std::uint64_t> prepared;  // the write counter before the exchange, where sources quantise
   Txn base;  // the round whose bytes deltas are made against, and those bytes
   Values base_values{};
 };
@@ -88,6 +89,7 @@ class Checker {
   std::set<coordinator::Seat> evicted;
   std::set<Txn> abort_told, abort_reported;
   std::map<Txn, std::map<std::uint32_t, Seal>> seals;
+  std::map<Txn, std::map<std::uint32_t, float>> told;  // by source: its largest magnitude of the block that all share
   std::set<std::pair<coordinator::Seat, Txn>> yes, applied;
   std::map<std::pair<std::uint32_t, Lineage>, std::uint64_t> applied_number;
   std::map<std::pair<Lineage, std::uint64_t>, Txn> by_number;
@@ -169,6 +171,7 @@ class World {
   void crash(std::uint32_t member);
   void source_event(std::uint32_t s, agent::SourceEventKind what);
   void target_event(std::uint32_t t, install::TargetEventKind what);
+  void seal(std::uint32_t s, const Txn& txn);
   void perform(std::uint32_t s, const agent::SourceAction& a);
   void perform(std::uint32_t t, const install::TargetAction& a);
   bool sends_delta(const SourceHost& s, std::uint32_t t) const;
@@ -199,6 +202,7 @@ class World {
   Verdict verdict_;
   std::uint32_t good_ = 0;
   bool names_step_ = false;  // the caller names the step to publish
+  bool exchange_ = false;    // sources quantise blocks that they share
 };
 
 }  // namespace refit::sim

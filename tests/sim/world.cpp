@@ -67,6 +67,7 @@ World::World(const Options& o) : options(o), rng_(o.seed * 0x9e3779b97f4a7c15u +
   names_step_ = draw(2) == 0;
   const double crashes[] = {0, 0.004, 0.02};
   crash_ = crashes[draw(3)];
+  exchange_ = draw(3) == 0;
   source.resize(shape.sources());
   target.resize(shape.members() - shape.sources());
 }

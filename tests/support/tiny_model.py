@@ -27,12 +27,14 @@ def shapes(c):
     return out
 
 
-def write(directory, seed=7):
+def write(directory, seed=7, **sizes):
+    """`sizes`: keys of CONFIG that are others."""
+    config = CONFIG | sizes
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
     header, data = {}, bytearray()
-    for name, shape in sorted(shapes(CONFIG).items()):
+    for name, shape in sorted(shapes(config).items()):
         count = 1
         for n in shape:
             count *= n
@@ -43,7 +45,7 @@ def write(directory, seed=7):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "config.json").write_text(json.dumps(config))
     return directory
 
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/core.h"
+#include "model/block_format.h"
 #include "model/rules/ops.h"
 
 namespace refit::model {
@@ -217,6 +218,9 @@ Row norm(std::string_view where, std::string_view name, std::string_view megatro
 // The rows of a family whose checkpoints may come in FP8: each row of matrices that these hold in codes, with codes'
 // dtype when they do, and beside it the row of its blocks' scales, placed as its blocks are.
 std::vector<Row> with_block_scales(std::vector<Row> rows);
+// A row of matrices as the codes of its tensors, and the row of their scales. Neither has a place in Megatron or JAX.
+Row codes_of(Row row);
+Row scales_of(const Row& row, const BlockFormat& format);
 // All of `parts`, in order.
 std::vector<Row> joined(std::vector<std::vector<Row>> parts);
 }  // namespace rows

@@ -9,14 +9,37 @@ namespace refit::model::rows {
 namespace {
 
 // "a.weight|b.weight" as the names of their scales.
-std::string_view scales_of(std::string_view names) {
+std::string_view names_of_scales(std::string_view names, std::string_view suffix) {
   std::string out;
   if (names.empty() || names == kUnknownName) return names;
-  for (std::string_view name : split(names, '|')) out += (out.empty() ? "" : "|") + std::string(name) + "_scale_inv";
+  for (std::string_view name : split(names, '|')) out += (out.empty() ? "" : "|") + std::string(name) + std::string(suffix);
   return kept(std::move(out));
 }
 
 }  // namespace
+
+Row codes_of(Row row) {
+  row.megatron = row.megatron_local = row.jax = kUnknownName;
+  for (Member& m : row.members) m.dtype = "f8_e4m3";
+  return row;
+}
+
+Row scales_of(const Row& row, const BlockFormat& format) {
+  Row out = codes_of(row);
+  for (Member& m : out.members) {
+    const auto axes = split(m.shape, ',');
+    m.name = names_of_scales(m.name, format.suffix);
+    m.dtype = to_string(format.scale);
+    if (format.rows > 0 && format.cols > 0) {
+      m.of = m.shape;
+      m.shape = kept(std::string(axes[0]) + ":bn," + std::string(axes[1]) + ":bk");
+    } else {
+      m.shape = format.rows > 0 ? kept(std::string(axes[0]) + ",1") : std::string_view("1");
+    }
+  }
+  for (std::string_view* name : {&out.engine, &out.sglang, &out.fused}) *name = names_of_scales(*name, format.suffix);
+  return out;
+}
 
 std::vector<Row> with_block_scales(std::vector<Row> rows) {
   std::vector<Row> out;
@@ -25,22 +48,12 @@ std::vector<Row> with_block_scales(std::vector<Row> rows) {
       out.push_back(std::move(row));
       continue;
     }
-    Row codes = row;
-    row.when = kept(std::string(row.when) + (row.when.empty() ? "" : "&") + "!fp8");
-    codes.when = kept(std::string(codes.when) + (codes.when.empty() ? "" : "&") + "fp8");
-    codes.megatron = codes.megatron_local = codes.jax = kUnknownName;
-    Row scales = codes;
-    for (Member& m : codes.members) m.dtype = "f8_e4m3";
-    for (Member& m : scales.members) {
-      const auto axes = split(m.shape, ',');
-      m.name = scales_of(m.name);
-      m.of = m.shape;
-      m.shape = kept(std::string(axes[0]) + ":bn," + std::string(axes[1]) + ":bk");
-      m.dtype = "f32";
-    }
-    scales.engine = scales_of(scales.engine);
-    scales.sglang = scales_of(scales.sglang);
-    scales.fused = scales_of(scales.fused);
+    Row codes = codes_of(row), scales = scales_of(row, *block_format("fp8_block"));
+    const auto when = [&](const char* flag) {
+      return kept(std::string(row.when) + (row.when.empty() ? "" : "&") + flag);
+    };
+    codes.when = scales.when = when("fp8");
+    row.when = when("!fp8");
     for (Row* each : {&row, &codes, &scales}) out.push_back(std::move(*each));
   }
   return out;

@@ -14,4 +14,11 @@ Status engine_check(std::string_view label, const Spec& spec, const ModelConfig&
 // shared=fused: the shared expert stands behind a rank's routed ones, in their arrays.
 inline constexpr SpecKey kSharedKey{"shared", 1, "fused"};
 
+// quant=: matrices are held in codes with scales (block_format.h); keep=, a word in the names of those that are not, or
+// several with + between them; keep_first=, keep_last=: so many layers at either end are not.
+inline constexpr SpecKey kQuantKeys[] = {{"quant", 1, "fp8_block|fp8_block_pow2|fp8_channel|fp8_tensor|mxfp8"},
+                                         {"keep", 1, "*+"},
+                                         {"keep_first", 0},
+                                         {"keep_last", 0}};
+
 }  // namespace refit::model

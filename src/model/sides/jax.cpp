@@ -18,7 +18,7 @@ std::vector<std::vector<Mesh::Axis>> jax_grids(const Spec& spec) {
 std::vector<SideRule> jax_rules(const Spec&, const ModelConfig& config) {
   using namespace op;
   const bool cuts = config.family->jax_cut;
-  const Op turn = permute("reverse");
+  const Op turn = op::permute("reverse");
   const auto matrix = [&](int axis) -> Program {
     if (!cuts) return {load(0), turn};
     return {load(0), cut(axis, CutRule::kEven, "tp"), turn};

@@ -31,7 +31,7 @@ const Side& sglang_side() {
       .names = Names::kSglang,
       .name_of = [](const Spec&, const ModelConfig&, const Row& row,
                     Per per) { return names_of(row, row.sglang.empty() ? row.engine : row.sglang, per); },
-      .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}, kSharedKey},
+      .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}, kSharedKey, kQuantKeys[0], kQuantKeys[1], kQuantKeys[2], kQuantKeys[3]},
       .grids = sglang_grids,
       .rules = [](const Spec&, const ModelConfig&) { return engine_rules(kServer); },
       .check = sglang_check,

@@ -39,7 +39,7 @@ const std::vector<const Side*>& sides() {
   return all;
 }
 
-// Host prefixes become part of host names: keep them to plain characters.
+// Host prefixes become part of host names, and SPECs are cut at commas: keep texts to plain characters.
 bool plain(std::string_view text) {
   return !text.empty() && text.size() <= 64 && std::all_of(text.begin(), text.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
@@ -62,9 +62,14 @@ Status set_key(std::string_view text, const Side& side, std::string_view name, s
     return {};
   }
   const auto values = split(key->values, '|');
-  if (key->values == "*" ? !plain(value) : std::find(values.begin(), values.end(), value) == values.end())
+  const bool several = key->values == "*+", word = several || key->values == "*";
+  const bool fits = several ? std::ranges::all_of(split(value, '+'), plain)
+                    : word  ? plain(value)
+                            : std::ranges::find(values, value) != values.end();
+  if (!fits)
     return bad(text, std::string(name) + "='" + std::string(value) + "' must be " +
-                         (key->values == "*" ? "1 to 64 of a-z A-Z 0-9 - _ ." : std::string(key->values)));
+                         (word ? "1 to 64 of a-z A-Z 0-9 - _ ." : std::string(key->values)) +
+                         (several ? ", or several such with + between them" : ""));
   if (!out.texts.emplace(name, value).second) return bad(text, "key '" + std::string(name) + "' is given twice");
   return {};
 }

@@ -39,7 +39,7 @@ const Side& vllm_side() {
       .engine = true,
       .name_of = [](const Spec&, const ModelConfig&, const Row& row,
                     Per per) { return names_of(row, row.engine, per); },
-      .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}, {"placement", 1, "linear|round_robin"}, kSharedKey},
+      .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}, {"placement", 1, "linear|round_robin"}, kSharedKey, kQuantKeys[0], kQuantKeys[1], kQuantKeys[2], kQuantKeys[3]},
       .grids = vllm_grids,
       .rules =
           [](const Spec& spec, const ModelConfig&) {

@@ -94,6 +94,52 @@ TEST(SourceTable, StraightWay) {
   EXPECT_EQ(s.state.last.number, 1u);
 }
 
+// Blocks that are cut over sources: measured, told until it is answered, quantised, sealed.
+TEST(SourceTable, TheExchangeStandsBetweenPreparingAndTheSeal) {
+  const wire::BlockAmax told{{3, 9}, {1, 2}};
+  Source s;
+  s.advance(txn(1), 1);
+  s.give(AmaxDone{txn(1), told});
+  EXPECT_EQ(s.state.phase, SourcePhase::kPreparing);
+  const auto sent = [&] {
+    return std::ranges::count_if(s.todo, [](const SourceAction& a) {
+      const auto* send = std::get_if<install::Send>(&a);
+      return send != nullptr && std::holds_alternative<wire::BlockAmax>(send->envelope.message);
+    });
+  };
+  EXPECT_EQ(sent(), 1);
+  // The coordinator asks again: the word or its answer was lost.
+  s.hear(txn(1), wire::Begin{1, LayoutEpoch(1), {5, 5}, {}, true, 1000, 1000});
+  EXPECT_EQ(sent(), 1);
+  s.hear(txn(2), wire::BlockAmaxMerged{{1, 2}});
+  EXPECT_EQ(s.count<Quantise>(), 0);
+  s.hear(txn(1), wire::BlockAmaxMerged{{1, 4}});
+  ASSERT_EQ(s.count<Quantise>(), 1);
+  s.hear(txn(1), wire::BlockAmaxMerged{{1, 8}});  // a repeat: the first answer counts
+  EXPECT_EQ(s.count<Quantise>(), 1);
+  for (const SourceAction& a : s.all)
+    if (const auto* q = std::get_if<Quantise>(&a)) {
+      EXPECT_EQ(q->amax, (std::vector<float>{1, 4}));
+    }
+  s.give(SealDone{txn(1), 1, "policy", {{1, 2, 3, 4}, 8}, {}, 160, {}});
+  EXPECT_EQ(s.state.phase, SourcePhase::kSealed);
+
+  // An answer about other blocks, an abort while it is out: nothing is quantised.
+  Source other;
+  other.advance(txn(1), 1);
+  other.give(AmaxDone{txn(1), told});
+  other.hear(txn(1), wire::BlockAmaxMerged{{1}});
+  EXPECT_EQ(other.state.phase, SourcePhase::kIdle);
+  EXPECT_EQ(other.count<Release>(), 1);
+  Source aborted;
+  aborted.advance(txn(1), 1);
+  aborted.give(AmaxDone{txn(1), told});
+  aborted.hear(txn(1), wire::Abort{});
+  aborted.hear(txn(1), wire::BlockAmaxMerged{{1, 2}});
+  EXPECT_EQ(aborted.count<Quantise>() + other.count<Quantise>(), 0);
+  EXPECT_FALSE(aborted.state.held);
+}
+
 TEST(SourceTable, AbortReleasesEverything) {
   for (int n = 1; n <= 5; ++n) {
     Source s;

@@ -85,6 +85,52 @@ class Coordinator : public testing::Test {
   std::vector<RoundResult> reports;
 };
 
+class TwoSources : public Coordinator {
+ protected:
+  void SetUp() override {
+    config.job = {7, 7};
+    config.shape = {1, 2, 1, 1};
+    config.incarnation = Incarnation(99);
+    Step begun = start(config, {}, {1, 1}, 42, 0);
+    state = std::move(begun.state);
+    settle(begun.todo);
+    join();
+    give(BeginRound{});
+  }
+  std::vector<float> answer(std::uint32_t member) const {
+    for (auto s = sent.rbegin(); s != sent.rend(); ++s)
+      if (const auto* m = std::get_if<wire::BlockAmaxMerged>(&s->envelope.message); m && s->connection == member + 1)
+        return m->amax;
+    return {};
+  }
+};
+
+// Blocks that are cut over sources: the largest of each, in the order asked, once all have spoken.
+TEST_F(TwoSources, LargestMagnitudesAreMergedPerBlock) {
+  say(0, wire::BlockAmax{{3, 5, 9}, {1, 2, 3}});
+  EXPECT_EQ(count<wire::BlockAmaxMerged>(0), 0);
+  // Who has told its own waits for the others: it is neither asked again nor blamed.
+  sent.clear();
+  now += config.resend_ns + 1;
+  give(Tick{});
+  EXPECT_EQ(count<wire::Begin>(0), 0);
+  EXPECT_EQ(count<wire::Begin>(1), 1);
+  say(0, wire::BlockAmax{{3, 5, 9}, {100, 2, 3}});  // a repeat does not change its word
+  say(1, wire::BlockAmax{{5, 9, 12}, {7, 1, 4}});
+  EXPECT_EQ(answer(0), (std::vector<float>{1, 7, 3}));
+  EXPECT_EQ(answer(1), (std::vector<float>{7, 3, 4}));
+  // Its answer was lost.
+  sent.clear();
+  say(1, wire::BlockAmax{{5, 9, 12}, {7, 1, 4}});
+  EXPECT_EQ(answer(1), (std::vector<float>{7, 3, 4}));
+  EXPECT_EQ(count<wire::BlockAmaxMerged>(0), 0);
+  // A target has no say, nor has a source of another round.
+  const State before = state;
+  give(Received{1, from(0, wire::BlockAmax{{1}, {1}}, {state.journal.lineage, state.epoch, 77})});
+  say(2, wire::BlockAmax{{1}, {1}});
+  EXPECT_TRUE(same(before, state));
+}
+
 // Z1: a proven key speaks for its member and nobody else, whatever the message says of its sender.
 TEST_F(Coordinator, AKeySpeaksForItsMemberOnly) {
   join();

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "agent/lower.h"
+#include "agent/quantising.h"
 #include "agent/sealer.h"
 #include "agent/value_stages.h"
 #include "engine/engine.h"
@@ -51,8 +52,11 @@ struct Stage {
   std::vector<std::unique_ptr<engine::ReferenceTrainer>> trainers;
   std::vector<plan::RankPlan> source_plans;
   std::vector<memory::Arena> values;                   // what the stages of each source write
+  std::vector<memory::Arena> codes;                    // likewise of what each quantises
   std::vector<std::vector<memory::RegionRef>> lent;    // of each source: its buffers, then those
   std::vector<std::unique_ptr<ValueStages>> stages;
+  std::vector<std::unique_ptr<Quantising>> quantising;  // null: no target holds codes
+  std::size_t exchanged = 0;                            // blocks that several sources had a part of, last seal
   std::vector<std::unique_ptr<Sealer>> sealers;
   std::vector<Seal> seals;
   std::vector<std::unique_ptr<engine::ReferenceEngine>> engines;
@@ -83,6 +87,12 @@ struct Stage {
       values.push_back(std::move(memory::Arena::make(source_plans[r].value_bytes, &budget, "values")).value());
       if (!source_plans[r].transforms.empty())
         lent[r].push_back({values[r].data(), values[r].bytes(), memory::Kind::kHost, nullptr});
+      codes.push_back(std::move(memory::Arena::make(source_plans[r].quant.bytes, &budget, "codes")).value());
+      quantising.emplace_back();
+      if (!source_plans[r].quantised.empty()) {
+        lent[r].push_back({codes[r].data(), codes[r].bytes(), memory::Kind::kHost, nullptr});
+        quantising[r] = std::make_unique<Quantising>(Quantising::make(source_plans[r], options).value());
+      }
       stages.push_back(std::make_unique<ValueStages>(source_plans[r], options));
       sealers.push_back(
           std::make_unique<Sealer>(source_plans[r], lent[r], kSeed, kernel::Exec{nullptr, &progress}, &options));
@@ -105,8 +115,29 @@ struct Stage {
       const Status ran = stages[r]->run(trainers[r]->regions(), values[r].data(), {});
       ASSERT_TRUE(ran.ok()) << ran.error().to_string();
     }
+    quantise();
     for (auto& s : sealers) seals.push_back(std::move(s->seal(groups)).value());
   }
+
+  // As the sources do it, with this process in the place of the coordinator.
+  void quantise() {
+    std::map<plan::SharedBlock, float> most;
+    for (std::size_t r = 0; r < quantising.size(); ++r) {
+      if (!quantising[r]) return;
+      const auto amax = quantising[r]->shared_amax(lent[r], {});
+      ASSERT_TRUE(amax.ok()) << amax.error().to_string();
+      const std::vector<plan::SharedBlock>& shared = source_plans[r].quant.shared;
+      for (std::size_t i = 0; i < shared.size(); ++i) most[shared[i]] = std::max(most[shared[i]], (*amax)[i]);
+    }
+    exchanged = most.size();
+    for (std::size_t r = 0; r < quantising.size(); ++r) {
+      std::vector<float> amax;
+      for (const plan::SharedBlock& b : source_plans[r].quant.shared) amax.push_back(most[b]);
+      quantised = quantising[r]->run(lent[r], amax, codes[r].data(), {});
+      if (!quantised.ok()) return;
+    }
+  }
+  Status quantised;  // how it went
 
   // A bucket as its sender's own plan packs it: runs in order, pads between.
   std::vector<std::byte> pack(std::size_t sender, BucketId id) const {

@@ -1,4 +1,6 @@
 // Quantised checkpoints by hand: four-bit blocks of gpt-oss, and FP8 codes with a scale for each block.
+#include <set>
+
 #include "unit/model/fixtures.h"
 
 namespace refit::model::test {
@@ -140,6 +142,104 @@ TEST(BlockScales, WhatTheConfigurationMayNotSay) {
   const auto again = read_layout(layout->serialise());
   ASSERT_TRUE(again.ok()) << again.error().to_string();
   EXPECT_EQ((*again)->digest(), layout->digest());
+}
+
+// ---- quant=: codes of a checkpoint that holds values
+
+// q 512, k and v 256; MLP 512; hidden 256.
+std::string dense_text(std::int64_t width = 512) {
+  return R"({"model_type":"llama","hidden_size":256,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":128,
+    "num_hidden_layers":3,"vocab_size":128,"intermediate_size":)" +
+         std::to_string(width) + "}";
+}
+std::string moe_text() {
+  return R"({"model_type":"qwen3_moe","hidden_size":256,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":128,
+    "num_hidden_layers":1,"vocab_size":128,"intermediate_size":512,"num_experts":4,"moe_intermediate_size":256})";
+}
+
+TEST(QuantSpec, BlocksAreThoseOfAQuantisedCheckpoint) {
+  // The same parameters as of a checkpoint in FP8.
+  std::string coded = dense_text();
+  coded.replace(coded.find("llama"), 5, "qwen3");
+  std::string text = coded;
+  coded.insert(1, R"("quantization_config":{"quant_method":"fp8","weight_block_size":[128,128]},)");
+  for (const char* spec : {"vllm:tp=2", "vllm:tp=4", "sglang:tp=2"}) {
+    const auto of_checkpoint = must(coded, spec), of_spec = must(text, std::string(spec) + ",quant=fp8_block");
+    EXPECT_EQ(of_checkpoint->catalogue().tensors, of_spec->catalogue().tensors) << spec;
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      const RankLayout a = rank_of(*of_checkpoint, r), b = rank_of(*of_spec, r);
+      EXPECT_EQ(a.holdings, b.holdings) << spec;
+      ASSERT_EQ(a.parameters.size(), b.parameters.size()) << spec;
+      for (std::size_t i = 0; i < a.parameters.size(); ++i) EXPECT_EQ(a.parameters[i].name, b.parameters[i].name);
+    }
+    const auto left = of_checkpoint->quantised(), right = of_spec->quantised();
+    ASSERT_EQ(left.size(), right.size());
+    EXPECT_EQ(left.size(), 3u * 7);
+    for (std::size_t i = 0; i < left.size(); ++i) EXPECT_EQ(left[i].scales, right[i].scales);
+  }
+}
+
+TEST(QuantSpec, ScalesOfEachFormat) {
+  const std::string layer = "model.layers.0.";
+  const auto shape = [&](const std::string& text, const std::string& spec, const std::string& name) {
+    return shape_of(*must(text, spec), 1, layer + name);
+  };
+  const std::string qkv = "self_attn.qkv_proj.weight_scale", down = "mlp.down_proj.weight_scale",
+                    w13 = "mlp.experts.routed_experts.w13_weight_scale",
+                    w2 = "mlp.experts.routed_experts.w2_weight_scale";
+  EXPECT_EQ(shape(dense_text(), "vllm:tp=2,quant=fp8_channel", qkv), (Dims{512, 1}));
+  // Columns are cut, rows are not: every rank has all scales.
+  EXPECT_EQ(shape(dense_text(), "vllm:tp=2,quant=fp8_channel", down), (Dims{256, 1}));
+  EXPECT_EQ(shape(dense_text(), "vllm:tp=2,quant=fp8_tensor", qkv), (Dims{3}));
+  EXPECT_EQ(shape(dense_text(), "vllm:tp=2,quant=fp8_tensor", down), (Dims{1}));
+  EXPECT_EQ(shape(dense_text(), "vllm:tp=2,quant=mxfp8", qkv), (Dims{512, 8}));
+  EXPECT_EQ(shape(dense_text(), "vllm:tp=2,quant=mxfp8", down), (Dims{256, 8}));
+  EXPECT_EQ(shape(moe_text(), "vllm:tp=2,quant=fp8_tensor", w13), (Dims{4, 2}));
+  EXPECT_EQ(shape(moe_text(), "vllm:tp=2,quant=fp8_tensor", w2), (Dims{4}));
+  EXPECT_EQ(shape(moe_text(), "vllm:tp=2,ep=2,quant=fp8_channel", w13), (Dims{2, 512, 1}));
+  EXPECT_EQ(shape(moe_text(), "vllm:tp=2,quant=fp8_channel", w2), (Dims{4, 256, 1}));
+  EXPECT_EQ(shape(moe_text(), "vllm:tp=2,ep=2,quant=mxfp8", w2), (Dims{2, 256, 8}));
+  EXPECT_EQ(shape(moe_text(), "sglang:tp=2,quant=fp8_channel", "mlp.experts.w2_weight_scale"), (Dims{4, 256, 1}));
+  const auto layout = must(moe_text(), "vllm:tp=2,quant=mxfp8");
+  for (const Parameter& p : rank_of(*layout, 0).parameters) {
+    const bool scale = p.name.ends_with("_scale");
+    const bool code = !scale && (p.name.find("_proj.weight") != std::string::npos || p.name.find("experts") != std::string::npos);
+    EXPECT_EQ(p.dtype, scale ? DType::kU8 : code ? DType::kF8E4M3 : DType::kBF16) << p.name;
+  }
+  const auto again = read_layout(layout->serialise());
+  ASSERT_TRUE(again.ok()) << again.error().to_string();
+  EXPECT_EQ((*again)->digest(), layout->digest());
+}
+
+TEST(QuantSpec, WhatStays) {
+  const auto coded = [](const std::string& spec) {
+    std::set<std::string> out;
+    const auto layout = must(dense_text(), spec);
+    for (const QuantisedWeight& q : layout->quantised()) out.insert(layout->catalogue().tensors[q.codes.value].name);
+    return out;
+  };
+  EXPECT_EQ(coded("vllm:quant=mxfp8").size(), 3u * 7);
+  EXPECT_EQ(coded("vllm:quant=mxfp8,keep_first=1").count("model.layers.0.mlp.up_proj.weight"), 0u);
+  EXPECT_EQ(coded("vllm:quant=mxfp8,keep_first=1,keep_last=1").size(), 7u);
+  EXPECT_EQ(coded("vllm:quant=mxfp8,keep=self_attn").size(), 3u * 3);
+  EXPECT_EQ(coded("vllm:quant=mxfp8,keep=layers.1.+o_proj").size(), 2u * 6);
+  const auto says = [](const std::string& text, const char* spec, const char* what) {
+    EXPECT_THAT(refusal(text, spec), testing::HasSubstr(what)) << spec;
+  };
+  says(dense_text(), "vllm:quant=mxfp8,keep=k_proj", "which the engine holds in one parameter");
+  says(dense_text(), "vllm:quant=mxfp8,keep=lm_head", "is in the name of no matrix");
+  says(dense_text(), "vllm:quant=mxfp8,keep_first=2,keep_last=1", "no matrix of family llama is left");
+  says(dense_text(), "vllm:keep=o_proj", "keep= without quant=");
+  says(dense_text(), "vllm:quant=fp8", "must be fp8_block|");
+  says(dense_text(), "vllm:quant=mxfp8,keep=a+,b", "several such with +");
+  says(dense_text(), "fsdp=2,quant=mxfp8", "unknown key 'quant'");
+  says(dense_fp8(512), "vllm:quant=mxfp8", "quantised already");
+  // As the engines' loaders refuse it: parts that are no whole blocks. The same cuts are no matter for rows.
+  says(dense_text(384), "vllm:tp=2,quant=fp8_block", "mlp.gate_proj.weight_scale_inv: rows [0, 192)");
+  EXPECT_EQ(refusal(dense_text(384), "vllm:tp=2,quant=fp8_channel"), "accepted");
+  std::string odd = dense_text();
+  odd.replace(odd.find("256"), 3, "264");
+  says(odd, "vllm:quant=mxfp8", "needs columns in multiples of 32, not 264");
 }
 
 }  // namespace

@@ -87,6 +87,8 @@ inline std::vector<Envelope> samples() {
       {Party::kCoordinator, false, Evict{6, error}},
       {Party::kCoordinator, false, Verify{99, Domain::kStaged}},
       {Party::kCoordinator, false, StatusReply{1, true, "{\"a\":1}"}},
+      {Party::kSource, true, BlockAmax{{3, std::uint64_t{7} << 32}, {0.5F, 448}}},
+      {Party::kCoordinator, true, BlockAmaxMerged{{0.75F, 448}}},
   };
   std::vector<Envelope> out;
   for (const One& one : all) {
