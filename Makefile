@@ -28,10 +28,13 @@ test: build build-asan-ubsan ## all tests of the release build, then the fast se
 	ctest --test-dir build/release -j $(JOBS) --output-on-failure --timeout 300
 	ctest --test-dir build/asan-ubsan -j $(JOBS) -L fast --output-on-failure --timeout 300
 
-test-full: test build-tsan test-store test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
+test-full: test build-tsan test-gpu-double test-store test-torch test-jax test-wheel ## the long form: also the fast set under TSan, long simulation, torch, JAX, the wheel
 	ctest --test-dir build/tsan -j $(JOBS) -L fast --output-on-failure --timeout 600
 	REFIT_SIM_SEEDS=200000 build/release/tests/sim/sim_protocol
 	@$(MAKE) --no-print-directory test-live test-trainers test-sglang test-vllm
+
+test-gpu-double: ## the self-contained GPU check over the host double
+	scripts/check_gpu.sh --double
 
 test-store: build ## the store with a real S3 server: every death and every fault
 	.cache/venv/bin/python tests/procs/store/store.py build/release/cli/refit
@@ -76,10 +79,10 @@ test-wheel: deps ## the wheel, built and installed in an environment of its own
 bench: build ## figures, each beside its ceiling of the same run
 	@for b in shm gather digest delta plan transpose; do build/release/cli/refit bench $$b; done
 
-check-gpu: ## runs the GPU checks, or says what they lack
+check-gpu: ## builds and runs the GPU checks by themselves (nvcc, g++, cmake), or says what they lack
 	@scripts/check_gpu.sh
 
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-wheel bench check-gpu clean
+.PHONY: help deps build demo test test-full test-gpu-double test-store test-live test-trainers test-sglang test-vllm test-torch test-jax test-wheel bench check-gpu clean

@@ -32,20 +32,19 @@ else()
   message(STATUS "GPU code: none (REFIT_CUDA=${REFIT_CUDA}; no nvcc, or a sanitizer)")
 endif()
 
-# refit_device_code(FILE IMAGE SOURCES …): FILE.cu → fatbin, taken in by IMAGE (device_image.cpp). Contraction off and no
-# fast math: the CPU must get the same bits.
-function(refit_device_code cu image)
+# refit_device_code(ROOM CU IMAGE): CU → fatbin, taken in by IMAGE (device_image.cpp). Contraction off and no fast math:
+# the CPU must get the same bits.
+function(refit_device_code room cu image)
   set_source_files_properties("${image}" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   if(NOT REFIT_CUDA_GENCODE)
     return()
   endif()
   get_filename_component(source "${cu}" ABSOLUTE)
-  get_filename_component(name "${cu}" NAME_WE)
-  set(fatbin "${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin")
+  set(fatbin "${CMAKE_CURRENT_BINARY_DIR}/${room}.fatbin")
   add_custom_command(OUTPUT "${fatbin}"
     COMMAND "${REFIT_NVCC}" -std=c++20 --expt-relaxed-constexpr -fmad=false -O3 -diag-suppress=186 -Werror all-warnings
       ${REFIT_CUDA_GENCODE} --threads 2 "-I${REFIT_SOURCE_ROOT}/src" -MD -MF "${fatbin}.d" -fatbin -o "${fatbin}" "${source}"
-    DEPENDS "${source}" DEPFILE "${fatbin}.d" COMMENT "GPU code of ${cu}" VERBATIM)
+    DEPENDS "${source}" DEPFILE "${fatbin}.d" COMMENT "GPU code of ${room}" VERBATIM)
   set_source_files_properties("${image}" PROPERTIES
     COMPILE_DEFINITIONS "REFIT_DEVICE_CODE_FILE=\"${fatbin}\"" OBJECT_DEPENDS "${fatbin}")
 endfunction()
