@@ -34,7 +34,7 @@ test-full: test build-tsan ## the long form: also the fast set under TSan, long 
 	@for t in $(LONG); do $(MAKE) --no-print-directory $$t || exit 1; done
 
 # What test-full runs besides, each of which makes what it needs.
-LONG := docs fuzz test-store test-nixl test-torch test-jax test-ray test-wheel test-live test-trainers test-lora test-frameworks test-sglang test-vllm
+LONG := docs fuzz test-gpu-double test-store test-nixl test-torch test-jax test-ray test-wheel test-live test-trainers test-lora test-frameworks test-sglang test-vllm
 
 test-nixl: build ## the nixl transport with the real library (a venv, made once): conformance, process tests, a demo with a kill
 	@scripts/python_venv.sh venv-nixl tests/procs/transport/nixl-requirements.txt --no-deps >/dev/null
@@ -42,6 +42,9 @@ test-nixl: build ## the nixl transport with the real library (a venv, made once)
 	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=1 build/release/tests/procs/transport/nixl_process_test
 	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=tcp UCX_TLS=tcp,self build/release/tests/procs/transport/nixl_process_test
 	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl python3 tests/procs/demo/faults.py build/release/cli/refit --transport=nixl
+
+test-gpu-double: ## the self-contained GPU check over the host double
+	scripts/check_gpu.sh --double
 
 test-store: build ## the store with a real S3 server: every death and every fault
 	.cache/venv/bin/python tests/procs/store/store.py build/release/cli/refit
@@ -116,7 +119,7 @@ docs-pages: build ## writes the pages that are printed from code, figures and --
 bench: build ## figures, each beside its ceiling of the same run
 	@for b in shm gather digest delta plan transpose; do build/release/cli/refit bench $$b; done
 
-check-gpu: ## runs the GPU checks, or says what they lack
+check-gpu: ## builds and runs the GPU checks by themselves (nvcc, g++, cmake), or says what they lack
 	@scripts/check_gpu.sh
 
 clean: ## remove builds, keep caches

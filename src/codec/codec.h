@@ -12,6 +12,7 @@
 #include "codec/quantise.h"
 #include "core/core.h"
 #include "kernel/kernel.h"
+#include "memory/memory.h"
 
 namespace refit::codec {
 
@@ -153,5 +154,44 @@ Status admit_undo(const Delta& delta, const Hash128& held);
 // where it needs proof.
 void apply(Workspace& work, const Delta& delta, std::span<std::byte> target);
 void undo(Workspace& work, const Delta& delta, std::span<std::byte> target);
+
+// ---- on a GPU: the caller's memory and stream, the same results as the scalar reference, nothing allocated, nothing
+// waited for. Addresses are the device's.
+
+const memory::KernelImage& device_image();
+
+struct DeviceQuant {
+  const void* in = nullptr;
+  void* scales = nullptr;
+  void* codes = nullptr;  // dense, as on the CPU
+  void* work = nullptr;   // device_quant_work_bytes: findings, behind them amax of each cell as f32
+};
+std::int64_t device_quant_work_bytes(const Quant&, const Part&);
+// The first bytes of `work`, copied to the host by the caller, as findings.
+std::int64_t device_findings_bytes();
+Findings findings_from(const Part&, const std::byte* host);
+// As block_amax; the grid of amax is behind the findings in `work`, so that sharers of a block can take the largest.
+Status device_amax(const memory::Module&, memory::Stream&, const Quant&, const Part&, const DeviceQuant&);
+// As quantise_with, under scales that are there (the caller has checked them) or that follow from amax in `work`.
+enum class ScalesFrom : std::uint8_t { kScales, kAmax };
+Status device_quantise_with(const memory::Module&, memory::Stream&, const Quant&, const Part&, const DeviceQuant&,
+                            ScalesFrom);
+// As quantise: cells lie wholly in the part.
+Status device_quantise(const memory::Module&, memory::Stream&, const Quant&, const Part&, const DeviceQuant&);
+
+// Positions (ascending, in blocks of 2^16 elements) and values of what changed: what the CPU's scan finds and its codec
+// packs into frames. Room for `room` changes a block; a count above it means that the rest of the block is missing.
+struct DeviceChanges {
+  std::uint32_t* counts = nullptr;     // change_blocks
+  std::uint16_t* positions = nullptr;  // change_blocks * room
+  void* values = nullptr;              // likewise, of 2, 2, 4 or 8 bytes for widths 1, 2, 4, 8
+  std::int64_t room = 0;
+};
+std::int64_t change_blocks(const Shape&);
+Status device_scan(const memory::Module&, memory::Stream&, const Shape&, Form, const void* base, const void* next,
+                   const DeviceChanges&);
+enum class Change : std::uint8_t { kAdd, kSubtract, kStore };  // apply, undo, overwrite
+// No count may be above the room: the caller has checked them, as it checks a frame before it applies it.
+Status device_apply(const memory::Module&, memory::Stream&, const Shape&, Change, const DeviceChanges&, void* target);
 
 }  // namespace refit::codec

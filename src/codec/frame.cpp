@@ -142,8 +142,8 @@ template <typename E>
 void put_element(Sink sink, Byte* at, E value) {
   E old;
   std::memcpy(&old, at, sizeof(E));
-  const E now = sink == Sink::kAdd ? static_cast<E>(old + value) : static_cast<E>(old - value);
-  std::memcpy(at, sink == Sink::kStore ? &value : &now, sizeof(E));
+  const E now = changed_element(sink, old, value);
+  std::memcpy(at, &now, sizeof(E));
 }
 
 template <typename E, Sink kSink>

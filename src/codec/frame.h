@@ -1,11 +1,9 @@
 // One frame over the inner loops of a Body, and the table of operations made of both.
 #pragma once
 #include "codec/body.h"
+#include "codec/change_body.h"
 
 namespace refit::codec {
-
-// What becomes of the changes of a frame that is read.
-enum class Sink : std::uint8_t { kNothing, kAdd, kSubtract, kStore };
 
 // `out` has room for shape.bytes(). Returns bytes written.
 std::size_t encode_frame(const Body& body, const Shape& shape, Form form, const Byte* base, const Byte* next, Byte* out,

@@ -8,8 +8,6 @@
 
 namespace refit::codec {
 
-// ---- E4M3 (OCP FP8): 1 sign, 4 exponent, 3 mantissa bits, bias 7, no infinities, NaN = 0x7f
-
 float e4m3_to_float(std::uint8_t code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
   float v = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
@@ -18,17 +16,8 @@ float e4m3_to_float(std::uint8_t code) {
   return std::copysign(v, (code & 0x80) != 0 ? -1.0F : 1.0F);
 }
 
-std::uint8_t e4m3_from_float(float y) {
-  const auto sign = static_cast<std::uint8_t>(std::signbit(y) ? 0x80 : 0);
-  if (std::isnan(y)) return static_cast<std::uint8_t>(sign | 0x7f);
-  const float a = std::min(std::fabs(y), kMostE4M3);
-  const int exponent = a == 0 ? -6 : std::max(std::ilogb(a), -6);
-  const auto steps =
-      static_cast<int>(std::nearbyint(std::ldexp(a, 3 - exponent)));  // of 2^(exponent − 3); ties to even
-  return static_cast<std::uint8_t>(sign | (steps + 8 * (exponent + 6)));
-}
-
-// ---- scales
+std::uint8_t e4m3_from_float(float y) { return e4m3_of(y); }
+float scale_of(const Quant& q, float amax) { return scale_for(q, amax); }
 
 std::optional<Quant> quant_named(std::string_view name) {
   if (name == "fp8_block") return fp8_block();
@@ -37,22 +26,6 @@ std::optional<Quant> quant_named(std::string_view name) {
   if (name == "fp8_tensor") return fp8_tensor();
   if (name == "mxfp8") return mxfp8();
   return std::nullopt;
-}
-
-namespace {
-float e8m0_scale(const Quant& q, float amax) {
-  const auto exponent = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(amax) >> 23) - 8;
-  return exp_byte_to_float(static_cast<std::byte>(std::max<std::int32_t>(exponent, q.least_byte)));
-}
-}  // namespace
-
-float scale_of(const Quant& q, float amax) {
-  if (q.scale == ScaleKind::kE8M0) return e8m0_scale(q, amax);
-  if (amax == 0) return 1;
-  const float scale = std::max(amax / kMostE4M3, std::numeric_limits<float>::min());
-  if (q.scale == ScaleKind::kF32) return scale;
-  const auto bits = std::bit_cast<std::uint32_t>(scale);
-  return std::bit_cast<float>((bits + 0x007fffff) & kInfBits);
 }
 
 Cells cells_of(const Quant& q, const Part& p) {
@@ -200,6 +173,8 @@ const std::vector<float>& e4m3_values() {
 }
 
 }  // namespace
+
+Status check_part(const Quant& q, const Part& p) { return sound(q, p); }
 
 Result<Findings> block_amax(const Quant& q, const Part& p, std::span<const std::byte> in, std::span<float> amax) {
   REFIT_TRY(sound(q, p));

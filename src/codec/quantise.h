@@ -54,7 +54,7 @@ struct Part {
 struct Cells {
   std::int64_t row = 0, col = 0;    // first block
   std::int64_t rows = 0, cols = 0;  // blocks
-  std::int64_t count() const { return rows * cols; }
+  REFIT_HD std::int64_t count() const { return rows * cols; }
 };
 Cells cells_of(const Quant&, const Part&);
 
@@ -99,6 +99,9 @@ Result<Findings> quantise(const Quant&, const Part&, std::span<const std::byte> 
 // quantise_with.
 Status dequantise(const Quant&, const Part&, std::span<const std::byte> codes, std::span<const std::byte> scales,
                   std::span<std::byte> out);
+
+// A block size and a part that the functions above would take. Errors: kInvalid, kUnsupported.
+Status check_part(const Quant&, const Part&);
 
 // Scale of one block.
 float scale_of(const Quant&, float amax);

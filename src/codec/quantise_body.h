@@ -4,11 +4,10 @@
 #include <bit>
 #include <cstring>
 
-#include "codec/quantise.h"
+#include "codec/quantise_math.h"
 
 namespace refit::codec {
 
-inline constexpr std::uint32_t kInfBits = 0x7f800000;
 inline constexpr std::size_t kMxBlock = 32, kMxRun = 32;  // elements of a block, blocks of a run
 // From here on codes bypass the caches: they will not be there when someone asks for them.
 inline constexpr std::int64_t kStreamBytes = std::int64_t{8} << 20;
@@ -33,42 +32,13 @@ struct QuantBody {
 };
 extern const QuantBody kScalarQuantBody;
 
-inline float load_value(const std::byte* at, DType dtype) {
-  if (dtype == DType::kF32) {
-    float v;
-    std::memcpy(&v, at, 4);
-    return v;
-  }
-  std::uint16_t half;
-  std::memcpy(&half, at, 2);
-  return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
-}
-inline float exp_byte_to_float(std::byte b) {
-  const auto e = static_cast<std::uint32_t>(b);
-  return std::bit_cast<float>(e == 0 ? std::uint32_t{1} << 22 : e << 23);  // 2^−127 is subnormal
-}
-inline float load_scale(const Quant& q, const std::byte* scales, std::int64_t cell) {
-  return q.scale == ScaleKind::kE8M0 ? exp_byte_to_float(scales[cell]) : load_value(scales + 4 * cell, DType::kF32);
-}
-inline void store_scale(const Quant& q, float scale, std::byte* scales, std::int64_t cell) {
-  if (q.scale == ScaleKind::kE8M0) {
-    scales[cell] = static_cast<std::byte>(std::bit_cast<std::uint32_t>(scale) >> 23);
-  } else {
-    std::memcpy(scales + 4 * cell, &scale, 4);
-  }
-}
-
 // Walks the cells of a part: fn(cell, rect, first row, first col in the part).
 template <typename Fn>
 void for_each_cell(const Quant& q, const Part& p, const std::byte* in, const Fn& fn) {
   const Cells cells = cells_of(q, p);
   const std::int64_t item = item_size(p.dtype);
-  const auto edge = [](std::int64_t block, std::int64_t cell, std::int64_t origin, std::int64_t extent) {
-    if (block == 0) return cell == 0 ? std::int64_t{0} : extent;
-    return std::clamp(cell * block - origin, std::int64_t{0}, extent);
-  };
-  const auto row_at = [&](std::int64_t r) { return edge(q.block_rows, cells.row + r, p.row, p.rows); };
-  const auto col_at = [&](std::int64_t c) { return edge(q.block_cols, cells.col + c, p.col, p.cols); };
+  const auto row_at = [&](std::int64_t r) { return cell_edge(q.block_rows, cells.row + r, p.row, p.rows); };
+  const auto col_at = [&](std::int64_t c) { return cell_edge(q.block_cols, cells.col + c, p.col, p.cols); };
   for (std::int64_t r = 0, cell = 0; r < cells.rows; ++r) {
     const std::int64_t row = row_at(r), rows = row_at(r + 1) - row;
     for (std::int64_t c = 0; c < cells.cols; ++c, ++cell) {

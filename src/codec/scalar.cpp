@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "codec/body.h"
+#include "codec/change_body.h"
 
 namespace refit::codec {
 namespace {
@@ -42,7 +43,6 @@ std::uint64_t get_bits(const Byte* in, std::size_t bytes, std::size_t at, int co
 
 template <typename E, typename V>
 std::size_t scan_as(const Byte* base, const Byte* next, std::size_t n, Form form, Pos* positions, V* values) {
-  using Signed = std::make_signed_t<E>;
   std::size_t found = 0;
   for (std::size_t i = 0; i < n; ++i) {
     E a, b;
@@ -50,9 +50,7 @@ std::size_t scan_as(const Byte* base, const Byte* next, std::size_t n, Form form
     std::memcpy(&b, next + i * sizeof(E), sizeof(E));
     if (a == b) continue;
     positions[found] = static_cast<Pos>(i);
-    // Sign-extended, so that a difference of bytes has its sign as a 16-bit number too.
-    const auto difference = static_cast<V>(static_cast<Signed>(static_cast<E>(b - a)));
-    values[found++] = form == Form::kUndoable ? difference : static_cast<V>(b);
+    values[found++] = change_value<E, V>(form, a, b);
   }
   return found;
 }

@@ -5,9 +5,8 @@
 #else
 #define REFIT_CODEC_SCAN_INL_H_
 #endif
-#include <type_traits>
-
 #include "codec/body.h"
+#include "codec/change_body.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,8 +19,7 @@ HWY_INLINE void take_element(const Byte* base, const Byte* next, std::size_t i, 
   std::memcpy(&a, base + i * sizeof(E), sizeof(E));
   std::memcpy(&b, next + i * sizeof(E), sizeof(E));
   *position = static_cast<Pos>(i);
-  const auto difference = static_cast<V>(static_cast<std::make_signed_t<E>>(static_cast<E>(b - a)));
-  *value = form == Form::kUndoable ? difference : static_cast<V>(b);
+  *value = change_value<E, V>(form, a, b);
 }
 
 template <typename E, typename V>

@@ -5,6 +5,7 @@
 #include "core/deadline.h"
 #include "core/dtype.h"
 #include "core/env.h"
+#include "core/grid.h"
 #include "core/hash.h"
 #include "core/ids.h"
 #include "core/result.h"

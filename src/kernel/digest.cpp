@@ -9,16 +9,7 @@
 namespace refit::kernel {
 namespace {
 
-constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;
 constexpr std::uint64_t kTableDomain = 0x7461626c65u, kHalfDomain = 0x68616c66u, kBlockDomain = 0x626c6f636bu;
-
-// The finaliser of splitmix64.
-std::uint64_t mix(std::uint64_t z) {
-  z += kGolden;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
 
 std::int16_t odd16(std::uint64_t r) { return static_cast<std::int16_t>(static_cast<std::uint16_t>(r >> 48) | 1u); }
 
@@ -108,7 +99,7 @@ Words DigestKeys::Impl::block_keys(int a, std::int64_t block) const {
   Words out;
   const auto& seeds = block_seed[static_cast<std::size_t>(a)];
   for (std::size_t k = 0; k < kWords; ++k)
-    out[k] = static_cast<std::uint32_t>(mix(seeds[k] + static_cast<std::uint64_t>(block) * kGolden) >> 32) | 1u;
+    out[k] = block_key(seeds[k], block);
   return out;
 }
 
@@ -116,22 +107,6 @@ Words DigestKeys::Impl::keys(int a, std::int64_t index) const {
   Words out = block_keys(a, index >> kBlockShift);
   for (std::size_t k = 0; k < kWords; ++k) out[k] *= static_cast<std::uint32_t>(table(a).t32[k][index & (kBlock - 1)]);
   return out;
-}
-
-std::uint32_t item_value(const HalfKeys& halves, int word, const void* item, std::int64_t item_bytes) {
-  if (item_bytes == 1) return *static_cast<const std::uint8_t*>(item);
-  if (item_bytes == 2) {
-    std::uint16_t x;
-    std::memcpy(&x, item, 2);
-    return static_cast<std::uint32_t>(digest_value(x));
-  }
-  std::uint32_t sum = 0;
-  for (int h = 0; h < item_bytes / 2; ++h) {
-    std::uint16_t x;
-    std::memcpy(&x, static_cast<const char*>(item) + 2 * h, 2);
-    sum += static_cast<std::uint32_t>(digest_value(x)) * static_cast<std::uint32_t>(halves.h[word][h]);
-  }
-  return sum;
 }
 
 DigestKeys::DigestKeys(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

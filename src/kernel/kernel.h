@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/core.h"
+#include "memory/memory.h"
 
 namespace refit::kernel {
 
@@ -22,7 +23,7 @@ struct Progress {
   std::function<void(std::int64_t bytes)> done;
 };
 
-// Where a kernel runs. Today the CPU pool; a CUDA device and stream take the same place later.
+// Where a kernel runs on the CPU. On a GPU the same jobs run as a DeviceBatch on the caller's stream.
 struct Exec {
   ThreadPool* pool = nullptr;          // null: the calling thread
   const Progress* progress = nullptr;  // null: a batch is one window
@@ -94,6 +95,30 @@ class LossyCasts {
 // digests[i] belongs to jobs[i] (ignored when empty). Jobs may overlap as sources, never as destinations.
 // Returns casts that were not exact (values were still written: the caller decides). Streaming stores where they win.
 std::vector<Inexact> run(const Exec& exec, std::span<const Job> jobs, std::span<Digest> digests);
+
+// The GPU's kernels of this room, and the same bodies for the host double.
+const memory::KernelImage& device_image();
+
+// Jobs over device memory, lowered once and run as often as wanted: tables, results and their pinned copy are allocated
+// in make(), launch() allocates nothing, waits for nothing and queues at most four things on the caller's stream. Same
+// bytes, digests and findings as run_reference, and the same rules for overlaps. *thread-compatible*.
+class DeviceBatch {
+ public:
+  // Queues the upload of the tables on `stream`; launches on other streams must come behind it. Addresses are the
+  // device's; keys must outlive nothing. `digests` false: keys are ignored.
+  static Result<DeviceBatch> make(memory::Stream& stream, std::span<const Job> jobs, bool digests);
+  Status launch(const memory::Module& module, memory::Stream& stream);
+  // Of the last launch, once the caller knows that it ran. Places as run_reference reports them.
+  std::vector<Inexact> results(std::span<Digest> digests) const;
+  std::int64_t device_bytes() const;
+
+ private:
+  struct Impl;
+  struct Gone {
+    void operator()(Impl* p) const;
+  };
+  std::unique_ptr<Impl, Gone> impl_;
+};
 
 // memcpy by all threads of the pool, streaming where it wins.
 void copy_flat(const Exec& exec, void* dst, const void* src, std::int64_t bytes);

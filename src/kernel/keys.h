@@ -5,13 +5,11 @@
 #include <memory>
 #include <vector>
 
+#include "kernel/digest_body.h"
 #include "kernel/kernel.h"
 
 namespace refit::kernel {
 
-inline constexpr int kWords = 4;
-inline constexpr int kBlock = 256;  // entries of a T table; larger ones lose L1 to the stream
-inline constexpr int kBlockShift = 8;
 inline constexpr int kTableAxes = 32;  // axes beyond share T tables modulo this; their U stay apart
 inline constexpr int kPad = 64;        // readable entries past a table's end, for vectors that hang over
 
@@ -22,11 +20,6 @@ struct AxisTables {
   alignas(64) std::int16_t t16[kWords][kBlock + kPad];
   alignas(64) std::int32_t t32[kWords][kBlock + kPad];
   alignas(64) std::int32_t t64[kWords][2 * kBlock + kPad];
-};
-
-// Factor of the h-th 16-bit part of a 4- or 8-byte item, per word.
-struct HalfKeys {
-  std::int16_t h[kWords][4];
 };
 
 class SeedTables;
@@ -44,12 +37,5 @@ struct DigestKeys::Impl {
   const AxisTables& table(int a) const { return *axis[static_cast<std::size_t>(a)]; }
   const HalfKeys& halves() const { return half_keys(*tables); }
 };
-
-// g of one 16-bit part.
-inline std::int32_t digest_value(std::uint16_t x) {
-  return static_cast<std::int16_t>(static_cast<std::uint16_t>(x ^ (x >> 8)));
-}
-// Sum over the parts of one item of g(part) * its half key. Items of 1 and 2 bytes have one part and no half key.
-std::uint32_t item_value(const HalfKeys& halves, int word, const void* item, std::int64_t item_bytes);
 
 }  // namespace refit::kernel

@@ -115,8 +115,9 @@ std::int64_t job_elements(const Job& job) {
   return n;
 }
 
-Loops normalise(const Job& job, bool digest) {
-  Loops out;
+namespace {
+// Addresses, types and loops as the job has them; false when there is nothing to do.
+bool begin(const Job& job, bool digest, Loops& out) {
   out.src = static_cast<const char*>(job.src);
   out.dst = static_cast<char*>(job.dst);
   out.src_dtype = job.src_dtype;
@@ -126,11 +127,18 @@ Loops normalise(const Job& job, bool digest) {
   out.wire_item = item_size(job.wire_dtype);
   out.dst_item = item_size(job.dst_dtype);
   if (digest) out.keys = &job.keys->impl();
-  if (job_elements(job) == 0) return out;
+  if (job_elements(job) == 0) return false;
   take_loops(job, digest, out);
   if (out.count == 0)
     out.loop[static_cast<std::size_t>(out.count++)] =
         Loop{1, out.src_item, out.dst == nullptr ? 0 : out.dst_item, -1, 0};
+  return true;
+}
+}  // namespace
+
+Loops normalise(const Job& job, bool digest) {
+  Loops out;
+  if (!begin(job, digest, out)) return out;
   flip(out);
   const bool writes = out.dst != nullptr;
   std::stable_sort(out.loop.begin(), out.loop.begin() + out.count, [writes](const Loop& a, const Loop& b) {
@@ -139,6 +147,14 @@ Loops normalise(const Job& job, bool digest) {
   });
   merge(out);
   choose_shape(out);
+  return out;
+}
+
+Loops in_order(const Job& job, bool digest) {
+  Loops out;
+  if (!begin(job, digest, out)) return out;
+  merge(out);
+  out.shape = Shape::kItems;
   return out;
 }
 

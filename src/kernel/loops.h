@@ -49,6 +49,8 @@ struct Loops {
 
 // With `digest` the loops keep the structure of the axes that keys need; without it they merge freely.
 Loops normalise(const Job& job, bool digest);
+// Only neighbours merged, nothing turned or reordered: the flat counter is the row-major position in the piece.
+Loops in_order(const Job& job, bool digest);
 
 // Elements of a job: product of its extents.
 std::int64_t job_elements(const Job& job);

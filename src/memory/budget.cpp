@@ -4,7 +4,17 @@
 
 namespace refit::memory {
 
-std::string_view to_string(Kind kind) { return kind == Kind::kHost ? "host" : "host_shared"; }
+std::string_view to_string(Kind kind) {
+  switch (kind) {
+    case Kind::kHost:
+      return "host";
+    case Kind::kHostShared:
+      return "host_shared";
+    case Kind::kDevice:
+      break;
+  }
+  return "device";
+}
 
 Budget::Budget(std::int64_t limit_bytes) : limit_(std::max<std::int64_t>(0, limit_bytes)) {}
 

@@ -9,10 +9,11 @@
 #include <string_view>
 
 #include "core/core.h"
+#include "memory/device.h"
 
 namespace refit::memory {
 
-enum class Kind : std::uint8_t { kHost, kHostShared };
+enum class Kind : std::uint8_t { kHost, kHostShared, kDevice };
 std::string_view to_string(Kind kind);
 
 // Bytes a process may hold for Refit, allocated once, reported as used and peak. Arenas and regions charge whole pages

@@ -11,7 +11,7 @@ import sys
 # room -> rooms whose front header it may include (the arrows of the architecture, closed transitively).
 ARROWS = {
     "core": set(),
-    "kernel": {"core"},
+    "kernel": {"core", "memory"},
     "memory": {"core"},
     "codec": {"core", "memory", "kernel"},
     "store": {"core", "memory", "kernel", "codec"},
@@ -54,7 +54,7 @@ def place(path, root):
 
 def problems(root):
     rooms = {p.name for p in (root / "src").iterdir() if p.is_dir()}
-    for path in sorted(p for top in ("src", "include", "cli", "bench", "python") for p in (root / top).rglob("*") if p.suffix in (".h", ".cpp", ".cc")):
+    for path in sorted(p for top in ("src", "include", "cli", "bench", "python") for p in (root / top).rglob("*") if p.suffix in (".h", ".cpp", ".cc", ".cu")):
         room, mover = place(path, root)
         where = path.relative_to(root)
         for number, line in enumerate(path.read_text().splitlines(), 1):
