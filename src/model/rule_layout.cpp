@@ -186,33 +186,31 @@ Status RuleLayout::share_out(ActiveRow& active) const {
 // The pipeline stage of each layer, and further parameters of the same tensor.
 Status RuleLayout::place(ActiveRow& active) const {
   const std::int64_t decoder = config_.size("L");
-  std::vector<Stage> stages;
-  std::int64_t last = 0, chunks = 1;
-  if (side_->stages) {
-    REFIT_ASSIGN(stages, side_->stages(spec_, decoder));
-    last = spec_.number("pp") - 1;
-    chunks = spec_.number("vpp");
+  const bool drafts = side_->drafts && !spec_.given("draft");
+  Pipeline pipeline;
+  if (side_->pipeline) {
+    REFIT_ASSIGN(pipeline, side_->pipeline(spec_, config_));
   }
+  // What closes the decoder is built with its last layer where draft layers come between that and the head.
+  const bool closes = active.row->closes_decoder && drafts && config_.draft_layers() > 0 && !pipeline.layers.empty();
+  const Stage end = closes ? pipeline.layers.back() : pipeline.last;
   for (std::int64_t layer : active.layers) {
     if (layer < 0)
-      active.spots.push_back(active.row->first_stage ? Spot{} : Spot{last, chunks - 1, 0});
+      active.spots.push_back(active.row->first_stage ? Stage{} : Stage{end.stage, end.chunk, 0});
     else if (layer >= decoder)
       active.spots.push_back(
-          {side_->drafts && !spec_.given("draft") ? last : -1, chunks - 1, side_->stages ? layer - decoder : layer});
-    else if (stages.empty())
-      active.spots.push_back({0, 0, layer});
+          {drafts ? pipeline.drafts.stage : -1, pipeline.drafts.chunk, side_->pipeline ? layer - decoder : layer});
     else
-      active.spots.push_back({stages[static_cast<std::size_t>(layer)].stage,
-                              stages[static_cast<std::size_t>(layer)].chunk,
-                              stages[static_cast<std::size_t>(layer)].layer});
+      active.spots.push_back(pipeline.layers.empty() ? Stage{0, 0, layer}
+                                                     : pipeline.layers[static_cast<std::size_t>(layer)]);
   }
   const std::string_view name = active.row->members[0].name;
   if (side_ == &hf_side()) {
     for (const auto& [primary, copy] : config_.ties())
       if (primary == name && facts_.copies.contains(copy)) active.extra.push_back({copy, {}});
   } else if (side_->copies) {
-    for (const auto& [primary, copy] : side_->copies(spec_, config_))
-      if (primary == name) active.extra.push_back({std::string(copy), {last, chunks - 1, 0}});
+    for (const TiedCopy& copy : side_->copies(spec_, config_, pipeline))
+      if (copy.logical == name) active.extra.push_back({std::string(copy.parameter), copy.at});
   }
   return {};
 }
@@ -416,7 +414,7 @@ Result<RuleLayout::Made> RuleLayout::make_all(Rank rank) const {
 
 const RuleLayout::Template* RuleLayout::find(const Made& made, const Slot& slot) const {
   const ActiveRow& row = rows_[slot.row];
-  const Spot& spot = slot.copy > 0 ? row.extra[slot.copy - 1].spot : row.spots[slot.layer];
+  const Stage& spot = slot.copy > 0 ? row.extra[slot.copy - 1].spot : row.spots[slot.layer];
   if (spot.stage != made.stage) return nullptr;
   auto which = static_cast<std::size_t>(slot.member);
   if (row.per == Per::kExpert) {
@@ -428,7 +426,7 @@ const RuleLayout::Template* RuleLayout::find(const Made& made, const Slot& slot)
 
 std::string RuleLayout::parameter_name(const Slot& slot) const {
   const ActiveRow& row = rows_[slot.row];
-  const Spot& spot = slot.copy > 0 ? row.extra[slot.copy - 1].spot : row.spots[slot.layer];
+  const Stage& spot = slot.copy > 0 ? row.extra[slot.copy - 1].spot : row.spots[slot.layer];
   std::string name = slot.copy > 0 ? row.extra[slot.copy - 1].name : row.names[static_cast<std::size_t>(slot.member)];
   const std::int64_t layer = row.layers[slot.layer], draft = layer - config_.size("L");
   if (draft >= 0 && !side_->draft.empty() && name.starts_with(side_->decoder))
@@ -438,7 +436,7 @@ std::string RuleLayout::parameter_name(const Slot& slot) const {
     const Coordinates first(meshes_[row.grid].axes().size(), 0);
     expert %= std::max<std::int64_t>(1, experts_at(row, first).size());
   }
-  if (!side_->stages) {
+  if (!side_->pipeline) {
     name = config_.name(name, layer, expert);
     constexpr std::string_view kModelPart = "model.";
     if (side_ == &hf_side() && !facts_.prefix.empty() && name.starts_with(kModelPart))
@@ -495,7 +493,7 @@ void RuleLayout::sort_by_stage() {
   for (std::uint32_t i = 0; i < slots_.size(); ++i) {
     const Slot& s = slots_[i];
     const ActiveRow& row = rows_[s.row];
-    const Spot& spot = s.copy > 0 ? row.extra[s.copy - 1].spot : row.spots[s.layer];
+    const Stage& spot = s.copy > 0 ? row.extra[s.copy - 1].spot : row.spots[s.layer];
     if (spot.stage < 0) continue;
     const auto stage = static_cast<std::size_t>(spot.stage);
     if (stages_.size() <= stage) stages_.resize(stage + 1);

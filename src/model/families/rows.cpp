@@ -62,7 +62,10 @@ Row embedding() {
           .own = {{Names::kJax, Per::kTensor, {op::load(0)}}},
           .first_stage = true};
 }
-Row final_norm() { return {.members = {{"model.norm.weight", "H"}}, .megatron = "decoder.final_layernorm.weight"}; }
+Row final_norm() {
+  return {
+      .members = {{"model.norm.weight", "H"}}, .megatron = "decoder.final_layernorm.weight", .closes_decoder = true};
+}
 Row head() {
   return {.kind = Kind::kVocabulary, .when = "!tied", .members = {{kHead, "V,H"}}, .megatron = "output_layer.weight"};
 }

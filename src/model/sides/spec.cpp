@@ -61,6 +61,13 @@ Status set_key(std::string_view text, const Side& side, std::string_view name, s
     if (side.ordered && find(side.keys, name) && key->axis) out.axes.emplace_back(name);
     return {};
   }
+  if (key->read) {
+    auto read = key->read(value);
+    if (!read.ok()) return bad(text, read.error().message);
+    if (!out.texts.emplace(name, std::move(*read)).second)
+      return bad(text, "key '" + std::string(name) + "' is given twice");
+    return {};
+  }
   const auto values = split(key->values, '|');
   if (key->values == "*" ? !plain(value) : std::find(values.begin(), values.end(), value) == values.end())
     return bad(text, std::string(name) + "='" + std::string(value) + "' must be " +
@@ -100,7 +107,9 @@ Result<Spec> parse_spec(std::string_view text) {
   if (!rest.empty() || text.ends_with(':'))
     for (std::string_view pair : split(rest, ',')) {
       const std::size_t eq = pair.find('=');
-      if (eq == std::string_view::npos || eq == 0) return bad(text, "'" + std::string(pair) + "' is not key=value");
+      if (eq == std::string_view::npos || eq == 0)
+        return bad(text, "'" + std::string(pair) + "' is not key=value" +
+                             (out.given("layout") ? " (layout= is written without commas)" : ""));
       REFIT_TRY(set_key(text, *side, pair.substr(0, eq), pair.substr(eq + 1), out));
     }
   for (const auto* keys : {&side->keys, &common_keys()})
