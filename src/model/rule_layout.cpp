@@ -194,20 +194,30 @@ Status RuleLayout::place(ActiveRow& active) const {
   // What closes the decoder is built with its last layer where draft layers come between that and the head.
   const bool closes = active.row->closes_decoder && drafts && config_.draft_layers() > 0 && !pipeline.layers.empty();
   const Stage end = closes ? pipeline.layers.back() : pipeline.last;
+  const std::string_view name = active.row->members[0].name;
+  const bool own = spec_.draft_model();  // with an embedding and heads beside the draft layers
   for (std::int64_t layer : active.layers) {
-    if (layer < 0)
+    if (own && layer < decoder && !active.row->first_stage && name != kHead)
+      active.spots.push_back({-1, 0, layer});
+    else if (layer < 0)
       active.spots.push_back(active.row->first_stage ? Stage{} : Stage{end.stage, end.chunk, 0});
     else if (layer >= decoder)
-      active.spots.push_back(
-          {drafts ? pipeline.drafts.stage : -1, pipeline.drafts.chunk, side_->pipeline ? layer - decoder : layer});
+      active.spots.push_back({drafts || own ? pipeline.drafts.stage : -1, pipeline.drafts.chunk,
+                              side_->pipeline ? layer - decoder : layer});
     else
       active.spots.push_back(pipeline.layers.empty() ? Stage{0, 0, layer}
                                                      : pipeline.layers[static_cast<std::size_t>(layer)]);
   }
-  const std::string_view name = active.row->members[0].name;
   if (side_ == &hf_side()) {
     for (const auto& [primary, copy] : config_.ties())
       if (primary == name && facts_.copies.contains(copy)) active.extra.push_back({copy, {}});
+  } else if (own && name == kHead) {
+    // Where checkpoints have a head for each draft layer, so has the draft model; else it has the model's.
+    std::vector<std::string> heads;
+    for (const auto& [primary, copy] : config_.ties())
+      if (primary == name) heads.push_back(copy);
+    if (!heads.empty()) active.names = {heads[0]};
+    for (std::size_t k = 1; k < heads.size(); ++k) active.extra.push_back({heads[k], {}});
   } else if (side_->copies) {
     for (const TiedCopy& copy : side_->copies(spec_, config_, pipeline))
       if (copy.logical == name) active.extra.push_back({std::string(copy.parameter), copy.at});
@@ -438,6 +448,7 @@ std::string RuleLayout::parameter_name(const Slot& slot) const {
   }
   if (!side_->pipeline) {
     name = config_.name(name, layer, expert);
+    if (draft >= 0 && spec_.draft_model()) name = side_->draft_parameter(*row.row, std::move(name));
     constexpr std::string_view kModelPart = "model.";
     if (side_ == &hf_side() && !facts_.prefix.empty() && name.starts_with(kModelPart))
       name.replace(0, kModelPart.size(), facts_.prefix);

@@ -8,7 +8,6 @@ usage: megatron_modules.py [--refit BINARY] [--only FAMILY] [--rows FILE]
 """
 import contextlib
 import dataclasses
-import json
 import math
 import multiprocessing
 import os
@@ -110,7 +109,7 @@ def sizes(spec):
 
 
 def drafts_of(hf):
-    return getattr(hf, "refit_drafts", 0)  # models of transformers have none: see with_drafts()
+    return getattr(hf, "refit_drafts", 0)  # models of transformers have none: see models.add_drafts()
 
 
 def config_of(hf, par, dtype):
@@ -432,22 +431,6 @@ def forward(desk, name):
                 row["checked"] += got.numel()
 
 
-def with_drafts(model, source):
-    """The saved checkpoint with one draft layer as real ones have it: a layer like the last, and what joins it to the model."""
-    from safetensors.torch import save_file
-    width, last, latent = model.config.hidden_size, f"model.layers.{model.config.num_hidden_layers - 1}.", model.config.model_type == "deepseek_v3"
-    tensors, random = support.tensors(source, "model"), torch.Generator().manual_seed(3)
-    prefix = f"model.layers.{model.config.num_hidden_layers}." if latent else "mtp.layers.0."
-    shapes = {prefix + n.removeprefix(last): (t.shape, t.dtype) for n, t in tensors.items() if n.startswith(last)}
-    names = [f"{prefix}{n}.weight" for n in ("enorm", "hnorm", "shared_head.norm", "eh_proj")] if latent else [f"mtp.{n}.weight" for n in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "fc")]
-    shapes |= dict.fromkeys(names[:3], ((width,), torch.bfloat16)) | {names[3]: ((width, 2 * width), torch.bfloat16)}
-    tensors |= {n: torch.randn(shape, generator=random).to(dtype) for n, (shape, dtype) in shapes.items()}
-    save_file(tensors, source / "model.safetensors", {"format": "pt"})
-    model.config.num_nextn_predict_layers = model.config.refit_drafts = 1
-    text = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(text | {"num_nextn_predict_layers": 1}))
-
-
 def main():
     desk = support.Desk("megatron-core", ["megatron-core", "transformers", "torch"])
     for name in desk.wanted(FAMILIES):
@@ -456,7 +439,7 @@ def main():
         source = desk.base / "hf"
         models.save(model, source)
         if name.endswith(", drafts"):
-            with_drafts(model, source)
+            models.add_drafts(model, source)
         if not desk.knows(source, name):
             shutil.rmtree(source)
             continue

@@ -8,6 +8,7 @@ import unittest
 
 import jobs
 import megatron_modules
+import models
 import refit
 import support
 import torch
@@ -84,7 +85,7 @@ class Megatron(unittest.TestCase):
     def begin(self, family, spec, world=0, data_parallel=False):
         self.model, self.tensors = jobs.saved(family.removesuffix(", drafts"), self.folder / "hf")
         if family.endswith(", drafts"):
-            megatron_modules.with_drafts(self.model, self.folder / "hf")
+            models.add_drafts(self.model, self.folder / "hf")
             self.tensors = jobs.tensors_of(self.folder / "hf")
         jobs.convert(self.folder / "hf", f"megatron:{spec},spec=local", self.folder / "there")
         there, (par, least) = self.folder / "there", megatron_modules.sizes(spec)

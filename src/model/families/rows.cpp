@@ -219,7 +219,8 @@ std::vector<Row> draft_rows() {
           {.kind = Kind::kColumn,
            .where = "mtp",
            .members = {{REFIT_LAYER "eh_proj.weight", "H,2*H"}},
-           .megatron = "mtp.layers.{mtp}.eh_proj.weight"}};
+           .megatron = "mtp.layers.{mtp}.eh_proj.weight",
+           .own = {{Names::kEngine, Per::kRow, {op::load(0)}}}}};
 }
 
 Row norm(std::string_view where, std::string_view name, std::string_view megatron, std::string_view local,

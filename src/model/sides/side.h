@@ -20,6 +20,8 @@ struct Spec {
 
   std::int64_t number(std::string_view key) const { return numbers.find(key)->second; }
   bool given(std::string_view key) const { return texts.contains(key); }
+  // Only the draft layers, as the class of their own that an engine loads them into.
+  bool draft_model() const { return given("draft") && texts.find("draft")->second == "own"; }
   bool fused() const { return given("naming") && texts.find("naming")->second == "fused"; }
 };
 
@@ -85,7 +87,9 @@ struct Side {
   Status (*complete)(Spec&) = nullptr;
   // None: all in one place.
   Result<Pipeline> (*pipeline)(const Spec&, const ModelConfig&) = nullptr;
-  bool drafts = true;                         // holds draft layers
+  bool drafts = true;  // holds draft layers
+  // What draft=own calls a parameter of a row in draft layers, by its name in the model; none: no such class.
+  std::string (*draft_parameter)(const Row&, std::string name) = nullptr;
   std::string_view decoder = {}, draft = {};  // prefix of names, and what stands for it in draft layers
   std::vector<TiedCopy> (*copies)(const Spec&, const ModelConfig&, const Pipeline&) = nullptr;
 };

@@ -8,7 +8,7 @@ namespace {
 // Keys of every side.
 const std::vector<SpecKey>& common_keys() {
   static const std::vector<SpecKey> keys{
-      {"draft", 1, "skip"}, {"replicas", 1}, {"gpus_per_host", 8}, {"hosts", 1, "*"}, {"vision", 1, "skip"}};
+      {"draft", 1, "skip|own"}, {"replicas", 1}, {"gpus_per_host", 8}, {"hosts", 1, "*"}, {"vision", 1, "skip"}};
   return keys;
 }
 
@@ -115,6 +115,9 @@ Result<Spec> parse_spec(std::string_view text) {
   for (const auto* keys : {&side->keys, &common_keys()})
     for (const SpecKey& k : *keys)
       if (k.values.empty()) out.numbers.emplace(k.name, k.otherwise);
+  if (out.draft_model() && !side->draft_parameter)
+    return bad(text, "draft=own is for an engine's draft model, and " + std::string(side->name) +
+                         " has none that is built (built: vllm)");
   if (side->complete) REFIT_TRY(side->complete(out));
   return out;
 }
