@@ -59,6 +59,7 @@ test-trainers: build ## live trainers to vLLM ranks: transformers under FSDP2, H
 	cd tests/trainers && PYTHONPATH=$(CURDIR)/build/release/python $(CURDIR)/.cache/venv-live/bin/python -m unittest -v test_transformers
 	cd tests/trainers && PYTHONPATH=$(CURDIR)/build/release/python $(CURDIR)/.cache/venv-live/bin/python -m unittest -v test_megatron
 	cd tests/trainers && PYTHONPATH=$(CURDIR)/build/release/python $(CURDIR)/.cache/venv-live/bin/python -m unittest -v test_nnx
+	cd tests/trainers && PYTHONPATH=$(CURDIR)/build/release/python $(CURDIR)/.cache/venv-live/bin/python -m unittest -v test_sizes
 
 test-sglang: build ## the same with SGLang, which needs an environment of its own (10 GB); a real SGLang engine takes weights
 	@scripts/live_env.sh sglang

@@ -35,13 +35,15 @@ def checkpoint_of(directory):
 
 
 class Engine:
-    """A configuration of vLLM for one checkpoint, and its model as any of `dp * tp` ranks has it (rank = dp * TP + tp)."""
+    """A configuration of vLLM for one checkpoint, and its model as any of `dp * tp` ranks has it (rank = dp * TP + tp); with
+    `draft` the model of the checkpoint's draft layers instead, which is a class of its own."""
 
-    def __init__(self, directory, tp=1, dp=1, dtype="bfloat16", expert_parallel=False):
+    def __init__(self, directory, tp=1, dp=1, dtype="bfloat16", expert_parallel=False, draft=False):
         from vllm.engine.arg_utils import EngineArgs
 
-        self.tp, self.dp, self.dtype = tp, dp, getattr(torch, dtype)
-        self.config = EngineArgs(model=str(directory), dtype=dtype, enforce_eager=True, max_model_len=32, skip_tokenizer_init=True).create_engine_config()
+        self.tp, self.dp, self.dtype, self.draft = tp, dp, getattr(torch, dtype), draft
+        speculative = {"method": "mtp", "num_speculative_tokens": 1} if draft else None
+        self.config = EngineArgs(model=str(directory), dtype=dtype, enforce_eager=True, max_model_len=32, skip_tokenizer_init=True, speculative_config=speculative).create_engine_config()
         self.config.parallel_config.enable_expert_parallel = expert_parallel
 
     @contextlib.contextmanager
@@ -79,14 +81,14 @@ class Engine:
 
         self.config.compilation_config.static_forward_context.clear()
         with set_default_torch_dtype(self.dtype), tracing.WithoutMemory() if without_memory else contextlib.nullcontext():
-            return initialize_model(self.config)
+            return initialize_model(self.config, model_config=self.config.speculative_config.draft_model_config if self.draft else None)
 
 
-def trace_ranks(directory, tp=1, dp=1, dtype="bfloat16", expert_parallel=False):
+def trace_ranks(directory, tp=1, dp=1, dtype="bfloat16", expert_parallel=False, draft=False):
     """A `trace.Trace` for each of `dp * tp` ranks, and the checkpoint's {name: (shape, dtype)}."""
     from . import trace as tracing
 
-    engine, checkpoint, out = Engine(directory, tp, dp, dtype, expert_parallel), checkpoint_of(directory), []
+    engine, checkpoint, out = Engine(directory, tp, dp, dtype, expert_parallel, draft), checkpoint_of(directory), []
     for rank in range(dp * tp):
         with engine.as_rank(rank):
             out.append(tracing.trace(engine.build, checkpoint))

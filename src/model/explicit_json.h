@@ -7,6 +7,10 @@
 
 namespace refit::model {
 
-std::string write_explicit(const Catalogue& catalogue, const std::vector<RankLayout>& ranks, std::int64_t instances);
+// One entry a tensor and a holding, as files have it; or with series of them, as it travels.
+enum class Text : std::uint8_t { kOneByOne, kSeries };
+
+std::string write_explicit(const Catalogue& catalogue, const std::vector<RankLayout>& ranks, std::int64_t instances,
+                           Text form);
 
 }  // namespace refit::model

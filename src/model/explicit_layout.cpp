@@ -81,7 +81,7 @@ class ExplicitLayout final : public Layout {
     if (at == hosts_.end()) return std::vector<Place>{};
     return places_in(*this, *at->second, tensors);
   }
-  std::string serialise() const override { return write_explicit(catalogue_, ranks_, instances_); }
+  std::string serialise() const override { return write_explicit(catalogue_, ranks_, instances_, Text::kSeries); }
 
  private:
   void build_patterns();

@@ -8,10 +8,15 @@
 #include "model/layout.h"
 #include "model/outside_names.h"
 #include "model/recipe.h"
+#include "model/series.h"
 
 namespace refit::model {
 namespace {
 using nlohmann::json;
+
+// What a text may stand for through its series: those of the largest models on some thousand ranks, and no more, so
+// that a short message cannot ask for all memory.
+constexpr std::size_t kMostTensors = 1 << 20, kMostHoldings = 1 << 23;
 
 Error invalid(const std::string& where, const std::string& what) { return {Code::kInvalid, where + ": " + what}; }
 
@@ -82,6 +87,44 @@ Result<DType> dtype(const json& value, const std::string& where) {
   return invalid(where, "unknown dtype '" + name + "'");
 }
 
+// "over": [[first, count, step(, bytes)], …]. A series of one where the key is missing.
+Result<Series> read_series(const json& value, const std::string& where, std::string name, std::size_t numbers) {
+  Series out{.pattern = std::move(name)};
+  if (!value.contains("over")) return out;
+  const json& over = value["over"];
+  if (!over.is_array() || over.empty()) return invalid(where + ".over", "must be a list of at least one run");
+  for (const json& run : over) {
+    REFIT_ASSIGN(const Dims n, integers(run, where + ".over"));
+    if (n.size() != numbers)
+      return invalid(where + ".over",
+                     "a run must be " + std::to_string(numbers) + " integers, not " + std::to_string(n.size()));
+    out.runs.push_back({n[0], n[1], n[2], numbers > 3 ? n[3] : 0});
+  }
+  return out;
+}
+
+// Tensors that stand in the text as series.
+Status add_series(const json& list, Catalogue& out) {
+  if (!list.is_array()) return invalid("series", "must be a list");
+  std::size_t number = 0;
+  for (const json& spec : list) {
+    const std::string where = "series[" + std::to_string(number++) + "]";
+    REFIT_TRY(check_keys(spec, where, {{"name", true}, {"over", true}, {"shape", true}, {"dtype", true}}));
+    REFIT_ASSIGN(std::string name, text(spec["name"], where + ".name"));
+    REFIT_ASSIGN(const Series series, read_series(spec, where, std::move(name), 3));
+    REFIT_ASSIGN(const Dims shape, integers(spec["shape"], where + ".shape"));
+    REFIT_ASSIGN(const DType type, dtype(spec["dtype"], where + ".dtype"));
+    REFIT_ASSIGN(const auto names, names_in(series, kMostTensors - std::min(kMostTensors, out.tensors.size())));
+    for (const auto& [each, offset] : names) out.tensors.push_back({each, shape, type});
+  }
+  std::sort(out.tensors.begin(), out.tensors.end(),
+            [](const LogicalTensor& a, const LogicalTensor& b) { return a.name < b.name; });
+  for (std::size_t i = 1; i < out.tensors.size(); ++i)
+    if (out.tensors[i].name == out.tensors[i - 1].name)
+      return invalid("series", "the tensor '" + out.tensors[i].name + "' appears twice").at_tensor(out.tensors[i].name);
+  return {};
+}
+
 Result<Catalogue> read_catalogue(const json& top) {
   Catalogue out;
   const json& tensors = top["tensors"];
@@ -93,6 +136,7 @@ Result<Catalogue> read_catalogue(const json& top) {
     REFIT_ASSIGN(const DType type, dtype(spec["dtype"], where + ".dtype"));
     out.tensors.push_back({name, std::move(shape), type});
   }
+  if (top.contains("series")) REFIT_TRY(add_series(top["series"], out));
   REFIT_ASSIGN(out, plain_names(std::move(out)));
   if (!top.contains("tied")) return out;
   if (!top["tied"].is_array()) return invalid("tied", "must be a list of pairs of names");
@@ -128,8 +172,9 @@ Result<View> read_view(const json& value, const std::string& where) {
   return out;
 }
 
-Result<Holding> read_holding(const json& value, const std::string& where, const Catalogue& catalogue,
-                             const std::vector<BufferSpec>& buffers) {
+// A holding, or one of each tensor of a series.
+Status read_holdings(const json& value, const std::string& where, const Catalogue& catalogue,
+                     const std::vector<BufferSpec>& buffers, std::vector<Holding>& out) {
   REFIT_TRY(check_keys(value, where,
                        {{"tensor", true},
                         {"box", true},
@@ -137,22 +182,19 @@ Result<Holding> read_holding(const json& value, const std::string& where, const 
                         {"offset", true},
                         {"strides", true},
                         {"dtype", false},
-                        {"view", false}}));
-  REFIT_ASSIGN(std::string name, text(value["tensor"], where + ".tensor"));
-  name = plain_name(name);
-  const std::int64_t tensor = catalogue.find(name);
-  if (tensor < 0) return invalid(where, "unknown tensor '" + name + "'").at_tensor(name);
-  const LogicalTensor& logical = catalogue.tensors[static_cast<std::size_t>(tensor)];
+                        {"view", false},
+                        {"over", false}}));
+  REFIT_ASSIGN(const std::string name, text(value["tensor"], where + ".tensor"));
   REFIT_ASSIGN(const std::string buffer, text(value["buffer"], where + ".buffer"));
   const auto at = std::find_if(buffers.begin(), buffers.end(), [&](const BufferSpec& b) { return b.name == buffer; });
-  if (at == buffers.end()) return invalid(where, "unknown buffer '" + buffer + "'").at_tensor(name);
-  Holding h{.tensor = TensorId(static_cast<std::uint32_t>(tensor)),
+  if (at == buffers.end()) return invalid(where, "unknown buffer '" + buffer + "'").at_tensor(plain_name(name));
+  Holding h{.tensor = TensorId(0),
             .buffer = static_cast<std::uint32_t>(at - buffers.begin()),
-            .view = View::trivial(logical.shape),
+            .view = {},
             .box = {},
             .offset = 0,
             .strides = {},
-            .dtype = logical.dtype};
+            .dtype = {}};
   REFIT_ASSIGN(h.box, read_box(value["box"], where + ".box"));
   REFIT_ASSIGN(h.offset, integer(value["offset"], where + ".offset"));
   REFIT_ASSIGN(h.strides, integers(value["strides"], where + ".strides"));
@@ -162,7 +204,22 @@ Result<Holding> read_holding(const json& value, const std::string& where, const 
   if (value.contains("view")) {
     REFIT_ASSIGN(h.view, read_view(value["view"], where + ".view"));
   }
-  return h;
+  REFIT_ASSIGN(Series series, read_series(value, where, name, 4));
+  series.offset = h.offset;
+  REFIT_ASSIGN(const auto names, names_in(series, std::min(catalogue.tensors.size(),
+                                                           kMostHoldings - std::min(kMostHoldings, out.size()))));
+  for (const auto& [each, offset] : names) {
+    const std::string plain = plain_name(each);
+    const std::int64_t tensor = catalogue.find(plain);
+    if (tensor < 0) return invalid(where, "unknown tensor '" + plain + "'").at_tensor(plain);
+    const LogicalTensor& logical = catalogue.tensors[static_cast<std::size_t>(tensor)];
+    Holding& own = out.emplace_back(h);
+    own.tensor = TensorId(static_cast<std::uint32_t>(tensor));
+    own.offset = offset;
+    if (!value.contains("dtype")) own.dtype = logical.dtype;
+    if (!value.contains("view")) own.view = View::trivial(logical.shape);
+  }
+  return {};
 }
 
 Result<std::vector<BufferSpec>> read_buffers(const json& value, const std::string& where) {
@@ -203,21 +260,24 @@ Result<RankLayout> read_rank(const json& value, const std::string& at, const Cat
   }
   REFIT_ASSIGN(out.buffers, read_buffers(value["buffers"], where + ".buffers"));
   if (!value["holdings"].is_array()) return invalid(where + ".holdings", "must be a list");
-  for (const json& h : value["holdings"]) {
-    REFIT_ASSIGN(Holding holding,
-                 read_holding(h, where + ", holding " + std::to_string(out.holdings.size()), catalogue, out.buffers));
-    out.holdings.push_back(std::move(holding));
-  }
+  std::size_t entry = 0;
+  for (const json& h : value["holdings"])
+    REFIT_TRY(read_holdings(h, where + ", holding " + std::to_string(entry++), catalogue, out.buffers, out.holdings));
   return out;
 }
 
 Result<std::shared_ptr<const Layout>> read_explicit(const json& top) {
-  REFIT_TRY(check_keys(top, "layout", {{"tensors", true}, {"ranks", true}, {"tied", false}, {"instances", false}}));
+  REFIT_TRY(check_keys(top, "layout",
+                       {{"tensors", true}, {"series", false}, {"ranks", true}, {"tied", false}, {"instances", false}}));
   REFIT_ASSIGN(Catalogue catalogue, read_catalogue(top));
   if (!top["ranks"].is_array() || top["ranks"].empty()) return invalid("ranks", "must be a list of at least one rank");
   std::vector<RankLayout> ranks;
+  std::size_t holdings = 0;
   for (const json& r : top["ranks"]) {
     REFIT_ASSIGN(RankLayout rank, read_rank(r, "ranks[" + std::to_string(ranks.size()) + "]", catalogue));
+    holdings += rank.holdings.size();
+    if (holdings > kMostHoldings)
+      return invalid("ranks", "more than " + std::to_string(kMostHoldings) + " holdings when written out");
     ranks.push_back(std::move(rank));
   }
   std::int64_t instances = 1;
@@ -225,20 +285,6 @@ Result<std::shared_ptr<const Layout>> read_explicit(const json& top) {
     REFIT_ASSIGN(instances, integer(top["instances"], "instances"));
   }
   return explicit_layout(std::move(catalogue), std::move(ranks), instances);
-}
-
-json holding_json(const Holding& h, const Catalogue& catalogue, const RankLayout& rank) {
-  const LogicalTensor& tensor = catalogue.tensors[h.tensor.value];
-  json box = json::array();
-  for (const Interval& i : h.box) box.push_back({i.lo, i.hi});
-  json out{{"tensor", tensor.name},
-           {"box", box},
-           {"buffer", rank.buffers[h.buffer].name},
-           {"offset", h.offset},
-           {"strides", h.strides}};
-  if (h.dtype != tensor.dtype) out["dtype"] = std::string(to_string(h.dtype));
-  if (h.view != View::trivial(tensor.shape)) out["view"] = h.view.radices.get();
-  return out;
 }
 
 // What a rank holds, wherever it lies.
@@ -275,31 +321,12 @@ Status check_same_boxes(const Layout& made, const Layout& said) {
 
 Result<std::string> describe_files(const Layout& made, const std::vector<RankLayout>& ranks) {
   if (!made.recipe()) return Error(Code::kInternal, "describe_files() of a layout that no rules made");
-  std::string text = write_explicit(made.catalogue(), ranks, made.instances());
+  std::string text = write_explicit(made.catalogue(), ranks, made.instances(), Text::kOneByOne);
   // Both are objects: one text in the other's braces.
   std::string recipe = made.serialise();
   recipe.erase(recipe.find_last_of('}'));
   while (recipe.back() == '\n' || recipe.back() == ' ') recipe.pop_back();
   return recipe + "," + text.substr(1);
-}
-
-std::string write_explicit(const Catalogue& catalogue, const std::vector<RankLayout>& ranks, std::int64_t instances) {
-  json top{{"tensors", json::object()}, {"ranks", json::array()}, {"tied", json::array()}};
-  for (const LogicalTensor& t : catalogue.tensors)
-    top["tensors"][t.name] = {{"shape", t.shape}, {"dtype", std::string(to_string(t.dtype))}};
-  for (const auto& [a, b] : catalogue.tied) top["tied"].push_back({a, b});
-  if (instances != 1) top["instances"] = instances;
-  for (const RankLayout& r : ranks) {
-    json rank{{"rank", r.rank.value}, {"buffers", json::object()}, {"holdings", json::array()}};
-    if (!r.host.empty()) rank["host"] = r.host;
-    for (const BufferSpec& b : r.buffers) {
-      json& spec = rank["buffers"][b.name] = {{"bytes", b.bytes}, {"fill", b.fill}};
-      if (!b.file.empty()) spec["file"] = b.file;
-    }
-    for (const Holding& h : r.holdings) rank["holdings"].push_back(holding_json(h, catalogue, r));
-    top["ranks"].push_back(std::move(rank));
-  }
-  return top.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 Result<std::shared_ptr<const Layout>> read_layout(std::string_view text) {

@@ -200,33 +200,41 @@ Status RuleLayout::share_out(ActiveRow& active) const {
 // The pipeline stage of each layer, and further parameters of the same tensor.
 Status RuleLayout::place(ActiveRow& active) const {
   const std::int64_t decoder = config_.size("L");
-  std::vector<Stage> stages;
-  std::int64_t last = 0, chunks = 1;
-  if (side_->stages) {
-    REFIT_ASSIGN(stages, side_->stages(spec_, decoder));
-    last = spec_.number("pp") - 1;
-    chunks = spec_.number("vpp");
+  const bool drafts = side_->drafts && !spec_.given("draft");
+  Pipeline pipeline;
+  if (side_->pipeline) {
+    REFIT_ASSIGN(pipeline, side_->pipeline(spec_, config_));
   }
-  for (std::int64_t layer : active.layers) {
-    if (layer < 0)
-      active.spots.push_back(active.row->first_stage ? Spot{} : Spot{last, chunks - 1, 0});
-    else if (layer >= decoder)
-      active.spots.push_back(
-          {side_->drafts && !spec_.given("draft") ? last : -1, chunks - 1, side_->stages ? layer - decoder : layer});
-    else if (stages.empty())
-      active.spots.push_back({0, 0, layer});
-    else
-      active.spots.push_back({stages[static_cast<std::size_t>(layer)].stage,
-                              stages[static_cast<std::size_t>(layer)].chunk,
-                              stages[static_cast<std::size_t>(layer)].layer});
-  }
+  // What closes the decoder is built with its last layer where draft layers come between that and the head.
+  const bool closes = active.row->closes_decoder && drafts && config_.draft_layers() > 0 && !pipeline.layers.empty();
+  const Stage end = closes ? pipeline.layers.back() : pipeline.last;
   const std::string_view name = active.row->members[0].name;
+  const bool own = spec_.draft_model();  // with an embedding and heads beside the draft layers
+  for (std::int64_t layer : active.layers) {
+    if (own && layer < decoder && !active.row->first_stage && name != kHead)
+      active.spots.push_back({-1, 0, layer});
+    else if (layer < 0)
+      active.spots.push_back(active.row->first_stage ? Stage{} : Stage{end.stage, end.chunk, 0});
+    else if (layer >= decoder)
+      active.spots.push_back({drafts || own ? pipeline.drafts.stage : -1, pipeline.drafts.chunk,
+                              side_->pipeline ? layer - decoder : layer});
+    else
+      active.spots.push_back(pipeline.layers.empty() ? Stage{0, 0, layer}
+                                                     : pipeline.layers[static_cast<std::size_t>(layer)]);
+  }
   if (side_ == &hf_side()) {
     for (const auto& [primary, copy] : config_.ties())
       if (primary == name && facts_.copies.contains(copy)) active.extra.push_back({copy, {}});
+  } else if (own && name == kHead) {
+    // Where checkpoints have a head for each draft layer, so has the draft model; else it has the model's.
+    std::vector<std::string> heads;
+    for (const auto& [primary, copy] : config_.ties())
+      if (primary == name) heads.push_back(copy);
+    if (!heads.empty()) active.names = {heads[0]};
+    for (std::size_t k = 1; k < heads.size(); ++k) active.extra.push_back({heads[k], {}});
   } else if (side_->copies) {
-    for (const auto& [primary, copy] : side_->copies(spec_, config_))
-      if (primary == name) active.extra.push_back({std::string(copy), {last, chunks - 1, 0}});
+    for (const TiedCopy& copy : side_->copies(spec_, config_, pipeline))
+      if (copy.logical == name) active.extra.push_back({std::string(copy.parameter), copy.at});
   }
   return {};
 }
@@ -446,7 +454,7 @@ Result<RuleLayout::Made> RuleLayout::make_all(Rank rank) const {
 
 const RuleLayout::Template* RuleLayout::find(const Made& made, const Slot& slot) const {
   const ActiveRow& row = rows_[slot.row];
-  const Spot& spot = slot.copy > 0 ? row.extra[slot.copy - 1].spot : row.spots[slot.layer];
+  const Stage& spot = slot.copy > 0 ? row.extra[slot.copy - 1].spot : row.spots[slot.layer];
   if (spot.stage != made.stage) return nullptr;
   auto which = static_cast<std::size_t>(slot.member);
   if (row.per == Per::kExpert) {
@@ -458,7 +466,7 @@ const RuleLayout::Template* RuleLayout::find(const Made& made, const Slot& slot)
 
 std::string RuleLayout::parameter_name(const Slot& slot) const {
   const ActiveRow& row = rows_[slot.row];
-  const Spot& spot = slot.copy > 0 ? row.extra[slot.copy - 1].spot : row.spots[slot.layer];
+  const Stage& spot = slot.copy > 0 ? row.extra[slot.copy - 1].spot : row.spots[slot.layer];
   std::string name = slot.copy > 0 ? row.extra[slot.copy - 1].name : row.names[static_cast<std::size_t>(slot.member)];
   const std::int64_t layer = row.layers[slot.layer], draft = layer - config_.size("L");
   if (draft >= 0 && !side_->draft.empty() && name.starts_with(side_->decoder))
@@ -468,8 +476,9 @@ std::string RuleLayout::parameter_name(const Slot& slot) const {
     const Coordinates first(meshes_[row.grid].axes().size(), 0);
     expert %= std::max<std::int64_t>(1, experts_at(row, first).size());
   }
-  if (!side_->stages) {
+  if (!side_->pipeline) {
     name = config_.name(name, layer, expert);
+    if (draft >= 0 && spec_.draft_model()) name = side_->draft_parameter(*row.row, std::move(name));
     constexpr std::string_view kModelPart = "model.";
     if (side_ == &hf_side() && !facts_.prefix.empty() && name.starts_with(kModelPart))
       name.replace(0, kModelPart.size(), facts_.prefix);
@@ -525,7 +534,7 @@ void RuleLayout::sort_by_stage() {
   for (std::uint32_t i = 0; i < slots_.size(); ++i) {
     const Slot& s = slots_[i];
     const ActiveRow& row = rows_[s.row];
-    const Spot& spot = s.copy > 0 ? row.extra[s.copy - 1].spot : row.spots[s.layer];
+    const Stage& spot = s.copy > 0 ? row.extra[s.copy - 1].spot : row.spots[s.layer];
     if (spot.stage < 0) continue;
     const auto stage = static_cast<std::size_t>(spot.stage);
     if (stages_.size() <= stage) stages_.resize(stage + 1);

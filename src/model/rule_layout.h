@@ -15,11 +15,6 @@
 
 namespace refit::model {
 
-// Where a layer's parameters lie in the pipeline. stage < 0: nowhere on this side.
-struct Spot {
-  std::int64_t stage = 0, chunk = 0, layer = 0;
-};
-
 // A row that this model has, with its rule on this side and its tensors.
 struct ActiveRow {
   const Row* row = nullptr;
@@ -30,7 +25,7 @@ struct ActiveRow {
   std::vector<std::size_t> parameter_of;  // by member: which own member holds it
   std::vector<std::int64_t> layers;
   std::vector<std::int64_t> scanned;  // layers that one array holds; they stand in the place of experts then
-  std::vector<Spot> spots;            // by layer
+  std::vector<Stage> spots;           // by layer; stage < 0: nowhere on this side
   std::vector<Dims> shapes;           // by member
   std::vector<Dims> scaled;           // of block scales on a side that cuts them as their weights: the weights' shapes
   Symbols symbols;
@@ -44,7 +39,7 @@ struct ActiveRow {
   std::vector<std::string> names;      // of parameters, by own member
   struct Copy {
     std::string name;
-    Spot spot;
+    Stage spot;
   };
   std::vector<Copy> extra;     // further parameters that hold the same tensor
   std::size_t first_slot = 0;  // of its parameters in RuleLayout::slot_of_
@@ -53,7 +48,7 @@ struct ActiveRow {
   bool split() const { return per == Per::kTensor || per == Per::kStackEach; }
   // This side has no place for any of it.
   bool nowhere() const {
-    return std::ranges::all_of(spots, [](const Spot& s) { return s.stage < 0; });
+    return std::ranges::all_of(spots, [](const Stage& s) { return s.stage < 0; });
   }
   std::size_t copies() const { return 1 + extra.size(); }
   // Parameters of one layer: experts, and members, that are not in one.

@@ -59,6 +59,7 @@ from megatron.core.tensor_parallel.random import CudaRNGStatesTracker  # noqa: E
 from megatron.core.transformer import multi_latent_attention  # noqa: E402
 from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.module import Float16Module  # noqa: E402
+from megatron.core.transformer.multi_token_prediction import mtp_on_this_rank  # noqa: E402
 from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
@@ -80,13 +81,17 @@ multi_latent_attention.TELinear = type("TELinear", (), {})
 CudaRNGStatesTracker.fork = lambda self, *_, **__: contextlib.nullcontext()
 
 DENSE = ["tp=1", "tp=2,pp=2", "tp=4", "pp=2,vpp=2", "tp=2,pp=4,first=1"]
+PIPELINES = ["tp=2,pp=2,layout=Et*3|tL", "pp=4,layout=E|tt|tt|L", "pp=2,vpp=2,layout=Ett|t||tL", "pp=3,account=both", "pp=5,account=loss", "tp=2,pp=5,account=embedding"]
+# Of a model with one draft layer. Not on the first rank of several chunks: Megatron waits for ever for the embedding then.
+DRAFTS = ["tp=1", "tp=2,pp=2", "pp=4,layout=Et|tt|tm|L", "tp=2,pp=4,layout=Ett|tt|m|L", "pp=2,vpp=2,layout=Et|t|t|tmL", "pp=2,layout=Ettttm|L", "pp=5,account=loss"]
 EXPERTS = ["tp=1", "tp=2,pp=2", "tp=2,ep=2", "ep=4", "tp=2,pp=2,ep=2,etp=1", "tp=2,ep=2,etp=2"]
 PLAIN_BIAS = ["tp=1", "tp=2,pp=2", "tp=2,ep=2", "ep=4", "tp=2,pp=2,ep=2,etp=1"]  # Megatron itself refuses expert biases with etp > 1
 
 # Family -> (specs, whether the forward pass runs on CPU).
-FAMILIES = {"llama": (DENSE, True), "llama, tied": (DENSE, True), "llama, biases": (DENSE, True), "qwen2": (DENSE, True), "qwen3": (DENSE, True), "qwen3_moe": (EXPERTS, True),
+FAMILIES = {"llama": (DENSE + PIPELINES, True), "llama, tied": (DENSE + ["pp=3,layout=Et|tt|tL", "pp=3,account=both"], True), "llama, biases": (DENSE, True), "qwen2": (DENSE, True), "qwen3": (DENSE, True), "qwen3_moe": (EXPERTS, True),
             "deepseek_v3": (EXPERTS, True), "deepseek_v3, no q-LoRA": (EXPERTS, True), "glm4_moe": (EXPERTS, True), "gpt_oss": (PLAIN_BIAS, True),
             "qwen3_next": (EXPERTS, True), "qwen3_5": (["tp=1", "tp=2,pp=2", "tp=4"], True), "qwen3_5_moe": (EXPERTS, True),
+            "deepseek_v3, drafts": (DRAFTS, False), "qwen3_next, drafts": (DRAFTS, False),
             "nemotron_h": (["tp=1", "tp=2", "tp=4", "tp=2,ep=2", "ep=4", "tp=2,ep=2,etp=2"], False)}
 # Megatron's own resharder as a second opinion: four ranks of one layout to four of another.
 # Not experts: its planner takes the tp group for those of etp=1, and then refuses their sizes.
@@ -96,11 +101,15 @@ PLAIN = {"gpt_oss": dict(sliding_window=64, rope_parameters={"rope_type": "defau
 
 
 def sizes(spec):
-    out = dict(tp=1, pp=1, vpp=1, ep=1, etp=1, first=0)
-    out |= {k: int(v) for k, v in (part.split("=") for part in spec.split(","))}
+    out = dict(tp=1, pp=1, vpp=1, ep=1, etp=1, first=0, account="", layout="")
+    out |= {k: int(v) if isinstance(out[k], int) else v for k, v in (part.split("=") for part in spec.split(","))}
     width, experts = out["tp"], out["ep"] * out["etp"]
     dp = experts // math.gcd(width, experts)
     return out, width * dp * out["pp"]
+
+
+def drafts_of(hf):
+    return getattr(hf, "refit_drafts", 0)  # models of transformers have none: see models.add_drafts()
 
 
 def config_of(hf, par, dtype):
@@ -114,7 +123,8 @@ def config_of(hf, par, dtype):
         add_qkv_bias=kind in ("qwen2", "glm4_moe", "gpt_oss") or bool(getattr(hf, "attention_bias", False)), qk_layernorm=kind in ("qwen3", "qwen3_moe", "glm4_moe", "deepseek_v3") or "linear_key_head_dim" in vars(hf) or hasattr(hf, "linear_key_head_dim"),
         use_cpu_initialization=True, params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, tensor_model_parallel_size=par["tp"], pipeline_model_parallel_size=par["pp"],
         virtual_pipeline_model_parallel_size=par["vpp"] if par["vpp"] > 1 else None, expert_model_parallel_size=par["ep"], expert_tensor_parallel_size=par["etp"],
-        num_layers_in_first_pipeline_stage=par["first"] or None, bias_dropout_fusion=False, bias_activation_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False)
+        num_layers_in_first_pipeline_stage=par["first"] or None, account_for_embedding_in_pipeline_split=par["account"] in ("embedding", "both"),
+        account_for_loss_in_pipeline_split=par["account"] in ("loss", "both"), pipeline_model_parallel_layout=par["layout"] or None, mtp_num_layers=drafts_of(hf) or None, bias_dropout_fusion=False, bias_activation_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False)
     if moe:
         sigmoid = kind in ("deepseek_v3", "glm4_moe", "nemotron_h")
         dense = [i in getattr(hf, "mlp_only_layers", []) or i < getattr(hf, "first_k_dense_replace", 0) for i in range(hf.num_hidden_layers)]
@@ -183,6 +193,17 @@ def layer_specs(config, hf):
     return [ModuleSpec(module=s.module, params=s.params, submodules=dataclasses.replace(s.submodules, self_attention=delta)) if linear else s for s, linear in zip(specs, config.linear_attention_freq)]
 
 
+def draft_specs(config, hf, stage):
+    """Of this stage's draft layers; None where it has none."""
+    if not drafts_of(hf) or not mtp_on_this_rank(config, ignore_virtual=False, vp_stage=stage):
+        return None
+    norm = ZeroCentredNorm if config.experimental_attention_variant else gpt_layer_specs.LNImpl
+    specs = gpt_layer_specs.get_gpt_mtp_block_spec(config, TransformerBlockSubmodules(layer_specs=layer_specs(config, hf)), use_transformer_engine=False, vp_stage=stage)
+    for s in specs.layer_specs:
+        s.submodules.enorm = s.submodules.hnorm = s.submodules.layer_norm = norm
+    return specs
+
+
 def hybrid(config, hf, vocabulary):
     """Nemotron-H: one mixer a layer, each with a norm before it."""
     dense, moe = (gpt_layer_specs.get_gpt_layer_local_spec(num_experts=n, normalization="RMSNorm").submodules for n in (None, config.num_moe_experts))
@@ -213,7 +234,8 @@ def build(hf, par, dtype):
         block = TransformerBlockSubmodules(layer_specs=layer_specs(config, hf)[offset:offset + count], layer_norm=ZeroCentredNorm if config.experimental_attention_variant else gpt_layer_specs.LNImpl)
         model = GPTModel(config, block, vocab_size=-(-hf.vocab_size // multiple) * multiple, max_sequence_length=64, position_embedding_type="rope", share_embeddings_and_output_weights=hf.tie_word_embeddings,
                          pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage), post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
-                         rotary_base=int(hf.rope_parameters.get("rope_theta", 10000)), rotary_percent=hf.rope_parameters.get("partial_rotary_factor", 1.0), parallel_output=False, vp_stage=stage)
+                         rotary_base=int(hf.rope_parameters.get("rope_theta", 10000)), rotary_percent=hf.rope_parameters.get("partial_rotary_factor", 1.0), parallel_output=False, vp_stage=stage,
+                         mtp_block_spec=draft_specs(config, hf, stage))
         out.append((f"chunk{v}." if par["vpp"] > 1 else "", as_trained(config, model, dtype)))
     return out
 
@@ -237,12 +259,13 @@ def state_of(model):
 
 
 def older(name):
-    """This release names the mixer's convolution as a module of its own; later ones, and Refit, do not."""
-    return name.replace("mixer.conv1d_", "mixer.conv1d.")
+    """This release names the mixer's convolution as a module of its own; later ones, and Refit, do not. Its draft layers'
+    inner layer has another name."""
+    return name.replace("mixer.conv1d_", "mixer.conv1d.").replace(".mtp_model_layer.", ".transformer_layer.")
 
 
 def newer(name):
-    return name.replace("mixer.conv1d.", "mixer.conv1d_")
+    return name.replace("mixer.conv1d.", "mixer.conv1d_").replace(".transformer_layer.", ".mtp_model_layer.")
 
 
 def check_rank(rank, hf, par, there, back, tokens):
@@ -412,9 +435,11 @@ def main():
     desk = support.Desk("megatron-core", ["megatron-core", "transformers", "torch"])
     for name in desk.wanted(FAMILIES):
         specs, runs = FAMILIES[name]
-        model = models.build(name)
+        model = models.build(name.removesuffix(", drafts"))
         source = desk.base / "hf"
         models.save(model, source)
+        if name.endswith(", drafts"):
+            models.add_drafts(model, source)
         if not desk.knows(source, name):
             shutil.rmtree(source)
             continue

@@ -3,6 +3,7 @@
 `FAMILIES[name]` is (configuration class, keys beyond the common ones). Sizes are uneven where the framework allows it:
 the vocabulary is odd, widths differ pairwise. Head sizes are ones for which engines have attention kernels.
 """
+import json
 import pathlib
 
 import torch
@@ -85,6 +86,27 @@ def build(name, seed=1, **changes):
 
 def save(model, directory):
     model.save_pretrained(pathlib.Path(directory))
+
+
+def add_drafts(model, directory, copies=False):
+    """To a saved checkpoint, one draft layer as real ones have it, with random values: a layer like the last, and what joins
+    it to the model; with `copies` those of the embedding and the head that checkpoints of numbered layers have. transformers
+    makes none."""
+    from safetensors.torch import load_file, save_file
+    path, config = pathlib.Path(directory) / "model.safetensors", model.config
+    width, last, numbered = config.hidden_size, f"model.layers.{config.num_hidden_layers - 1}.", hasattr(config, "first_k_dense_replace")
+    tensors, random = load_file(path), torch.Generator().manual_seed(3)
+    prefix = f"model.layers.{config.num_hidden_layers}." if numbered else "mtp.layers.0."
+    shapes = {prefix + n.removeprefix(last): (t.shape, t.dtype) for n, t in tensors.items() if n.startswith(last)}
+    names = [f"{prefix}{n}.weight" for n in ("enorm", "hnorm", "shared_head.norm", "eh_proj")] if numbered else [f"mtp.{n}.weight" for n in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "fc")]
+    shapes |= dict.fromkeys(names[:3], ((width,), torch.bfloat16)) | {names[3]: ((width, 2 * width), torch.bfloat16)}
+    tensors |= {n: torch.randn(shape, generator=random).to(dtype) for n, (shape, dtype) in shapes.items()}
+    if copies and numbered:
+        tensors |= {prefix + "embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(), prefix + "shared_head.head.weight": tensors["lm_head.weight"].clone()}
+    save_file(tensors, path, {"format": "pt"})
+    config.num_nextn_predict_layers = config.refit_drafts = 1
+    text = json.loads((path.parent / "config.json").read_text())
+    (path.parent / "config.json").write_text(json.dumps(text | {"num_nextn_predict_layers": 1}))
 
 
 def logits(model):

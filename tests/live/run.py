@@ -35,7 +35,9 @@ What stands in for what a machine without a GPU lacks:
 - Megatron-Core: `torch.cuda.current_device`, `Tensor.cuda` and the GPU's random state are replaced; latent attention's kernel is
   plain causal attention, Qwen3-Next's and 3.5's norms count from 1 as under Transformer Engine, the delta net's L2 norm is a line of
   torch, Nemotron-H's mixer takes a norm with nothing but its weight. gpt-oss runs without sliding windows and yarn. Nemotron-H's
-  convolution has the names of this release there (`mixer.conv1d.weight`); Refit writes those of later ones.
+  convolution has the names of this release there (`mixer.conv1d.weight`), and a draft layer's inner layer
+  (`mtp.layers.0.transformer_layer`); Refit writes those of later ones. Draft layers (", drafts") are the last layer's shapes with random
+  values, because transformers has none: names, shapes and bytes are compared, no forward pass.
 """
 
 
@@ -47,7 +49,7 @@ def section(script, result):
     rows = {}
     for row in result["rows"]:
         one = rows.setdefault((row["family"], row["compared"]), [[], 0])
-        one[0].append(f"`{row['layouts']}`")
+        one[0].append("`" + row["layouts"].replace("|", "\\|") + "`")
         one[1] += row["checked"]
     lines += [f"| {family} | {compared} | {' '.join(layouts)} | {checked} |" for (family, compared), (layouts, checked) in rows.items()]
     return framework, "\n".join(lines) + "\n"

@@ -5,6 +5,7 @@ traced layout also drives `refit reshard` to the same bytes.
 
 usage: vllm_layouts.py [--refit BINARY] [--only FAMILY] [--rows FILE]
 """
+import dataclasses
 import json
 import os
 import shutil
@@ -48,14 +49,26 @@ DENSE = [("vllm:tp=1", 1, 1, False), ("vllm:tp=2", 2, 1, False), ("vllm:tp=4", 4
 EXPERTS = DENSE + [("vllm:tp=2,dp=2", 2, 2, False), ("vllm:tp=4,ep=4", 4, 1, True), ("vllm:tp=2,dp=2,ep=4", 2, 2, True)]
 # Its expert kernels on CPU want multiples of 32; gpt-oss's attention cannot replicate KV heads (it counts 0 of them).
 CHANGES = {"gpt_oss": dict(intermediate_size=128, num_key_value_heads=4)}
+DRAFTS = ("deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 UNEVEN = {"qwen3_moe": dict(num_experts=10)}  # 10 experts over 4 ranks: 3, 3, 2, 2
 
 
-def compare(desk, source, saved, spec, tp, dp, ep):
+def primary(name):
+    """What a copy in the draft layer repeats."""
+    if name.endswith("shared_head.head.weight"):
+        return "lm_head.weight"
+    return "model.embed_tokens.weight" if name.endswith("embed_tokens.weight") else name
+
+
+def compare(desk, source, saved, spec, tp, dp, ep, draft=False):
     """The number of parameters compared, over all ranks."""
     there = desk.base / "there"
     desk.convert(source, spec, there)
-    found, checkpoint = trace_vllm.trace_ranks(source, tp, dp, expert_parallel=ep)
+    found, checkpoint = trace_vllm.trace_ranks(source, tp, dp, expert_parallel=ep, draft=draft)
+    if draft:  # the checkpoint's second copies are what they repeat
+        for f in found:
+            f.holdings = [dataclasses.replace(h, tensor=primary(h.tensor)) for h in f.holdings]
+        checkpoint = {n: t for n, t in checkpoint.items() if primary(n) == n}
     ruled = layouts.by_parameter(json.loads((there / "layout.json").read_text()), there)
     # What Refit puts through a value transform, the trace reports as computed; all else is copied.
     values = set(ruled["recipe"]["values"])
@@ -68,7 +81,7 @@ def compare(desk, source, saved, spec, tp, dp, ep):
     for r in ruled["ranks"]:
         r["holdings"] = [h for h in r["holdings"] if h["tensor"] not in values]
 
-    engine, sizes, parameters = trace_vllm.Engine(source, tp, dp, expert_parallel=ep), {}, {}
+    engine, sizes, parameters = trace_vllm.Engine(source, tp, dp, expert_parallel=ep, draft=draft), {}, {}
     for rank in range(tp * dp):
         files = support.tensors(there, f"rank{rank}")
         with engine.as_rank(rank):
@@ -97,7 +110,7 @@ def compare(desk, source, saved, spec, tp, dp, ep):
     raw, out = desk.base / "raw", desk.base / "resharded"
     for path in (raw, out):
         shutil.rmtree(path, ignore_errors=True)
-    layouts.checkpoint_layout(checkpoint, saved, raw)
+    layouts.checkpoint_layout(checkpoint, {n: saved[n] for n in checkpoint}, raw)
     (desk.base / "traced.json").write_text(json.dumps(traced))
     desk.refit("reshard", "--source-layout", raw / "layout.json", "--source-data", raw, "--target-layout", desk.base / "traced.json", "--out", out)
     for (rank, name), t in parameters.items():
@@ -123,6 +136,16 @@ def main():
                 with desk.row(label, "files = bytes of load_weights, padding included; rule-made layout = traced layout; reshard by the traced layout", spec) as row:
                     row["checked"] = compare(desk, source, saved, spec, tp, dp, ep)
             shutil.rmtree(source)
+    for name in desk.wanted(DRAFTS):
+        source = desk.base / "hf"
+        model = models.build(name, hidden_size=96)
+        models.save(model, source)
+        models.add_drafts(model, source, copies=True)
+        saved = support.tensors(source, "model")
+        for spec, tp, dp, ep in EXPERTS if models.has_experts(name) else DENSE:
+            with desk.row(name + ", draft model", "files = bytes of load_weights, padding included; rule-made layout = traced layout; reshard by the traced layout", spec + ",draft=own") as row:
+                row["checked"] = compare(desk, source, saved, spec + ",draft=own", tp, dp, ep, draft=True)
+        shutil.rmtree(source)
     desk.finish()
 
 

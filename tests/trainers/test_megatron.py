@@ -8,6 +8,7 @@ import unittest
 
 import jobs
 import megatron_modules
+import models
 import refit
 import support
 import torch
@@ -24,7 +25,7 @@ class Rank:
         self.models = megatron_modules.build(hf, par, torch.bfloat16)
         files = support.tensors(there, f"rank{rank}")
         for prefix, model in self.models:
-            mine = {n.removeprefix(prefix): t for n, t in files.items() if n.startswith(prefix)}
+            mine = {megatron_modules.older(n.removeprefix(prefix)): t for n, t in files.items() if n.startswith(prefix)}
             _, unexpected = model.load_state_dict(mine, strict=False)
             assert not unexpected, unexpected
         self.model = [m for _, m in self.models]
@@ -82,7 +83,10 @@ class Megatron(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
 
     def begin(self, family, spec, world=0, data_parallel=False):
-        self.model, self.tensors = jobs.saved(family, self.folder / "hf")
+        self.model, self.tensors = jobs.saved(family.removesuffix(", drafts"), self.folder / "hf")
+        if family.endswith(", drafts"):
+            models.add_drafts(self.model, self.folder / "hf")
+            self.tensors = jobs.tensors_of(self.folder / "hf")
         jobs.convert(self.folder / "hf", f"megatron:{spec},spec=local", self.folder / "there")
         there, (par, least) = self.folder / "there", megatron_modules.sizes(spec)
         for rank in range(least, world):  # replicas over dp have the same files
@@ -128,6 +132,19 @@ class Megatron(unittest.TestCase):
     def test_uneven_stages(self):
         layout = self.trip("qwen3", "pp=2,first=1")
         self.assertIn("first=1", layout)
+
+    def test_custom_layout(self):
+        self.assertIn("layout=Ettt|tL", self.trip("llama", "pp=2,layout=Et*3|tL"))
+
+    def test_custom_layout_of_virtual_chunks(self):
+        self.assertIn("vpp=2,layout=Et|(t|)*2tL", self.trip("llama, tied", "pp=2,vpp=2,layout=Et|t|t|tL"))
+
+    def test_embedding_and_loss_counted_as_layers(self):
+        self.assertIn("account=both", self.trip("qwen3", "pp=3,account=both"))
+
+    def test_draft_layers_on_a_stage_of_their_own(self):
+        layout = self.trip("deepseek_v3, drafts", "pp=4,layout=Ett|tt|m|L", "hf")
+        self.assertIn("layout=Ett|tt|m|L", layout)
 
     def test_overlapped_gathers_are_finished_first(self):
         trainers = self.begin("llama", "tp=2", world=4, data_parallel=True)

@@ -21,6 +21,13 @@ log = logging.getLogger("refit")
 
 _LAYER = re.compile(r"\bdecoder\.layers\.(\d+)\.")
 _HF_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}  # of Megatron's layouts
+# What earlier releases call otherwise than later ones, and Refit, do.
+_EARLIER = (
+    (re.compile(r"^((?:chunk\d+\.)?mtp\.layers\.\d+\.)transformer_layer\."), r"\1mtp_model_layer."),
+    (re.compile(r"\.mixer\.conv1d\.(weight|bias)$"), r".mixer.conv1d_\1"),
+)
+_PIPELINE_KEYS = ("first", "last", "account", "layout")
 
 
 def chunks_of(model: Any) -> list[Any]:
@@ -49,7 +56,10 @@ def named(model: Any) -> dict[str, Any]:
     for v, chunk in enumerate(chunks):
         prefix = f"chunk{v}." if len(chunks) > 1 else ""
         for name, tensor in itertools.chain(chunk.named_parameters(), _buffers(chunk)):
-            out[prefix + _torch.plain_name(name)] = tensor
+            plain = prefix + _torch.plain_name(name)
+            for earlier, later in _EARLIER:
+                plain = earlier.sub(later, plain)
+            out[plain] = tensor
     return out
 
 
@@ -76,9 +86,27 @@ class Place:
     vocabulary: int  # rows of the padded vocabulary, where this rank has some; else 0
     layers: int  # of this pipeline stage
     drafts: bool  # some lie on this rank
+    pipeline: dict[str, Any]  # keys of the SPEC that the modules' configuration says
 
     def numbers(self) -> dict[str, int]:
         return {k: getattr(self, k) for k in ("tp", "pp", "cp", "dp", "ep", "etp", "vpp")}
+
+
+def pipeline(config: Any) -> dict[str, Any]:
+    """The SPEC's keys for the pipeline that a TransformerConfig describes; none for even stages."""
+    layout = getattr(config, "pipeline_model_parallel_layout", None)
+    if layout is not None:
+        by_rank = layout.layout  # by pipeline rank and virtual chunk
+        stages = [by_rank[p][v] for v in range(len(by_rank[0])) for p in range(len(by_rank))]
+        unknown = sorted({kind.name for stage in stages for kind in stage} - _LETTERS.keys())
+        if unknown:
+            raise UnsupportedError(f"pipeline_model_parallel_layout has layers of kind {', '.join(unknown)}")
+        return {"layout": "|".join("".join(_LETTERS[kind.name] for kind in stage) for stage in stages)}
+    ends = [getattr(config, f"account_for_{end}_in_pipeline_split", False) for end in ("embedding", "loss")]
+    if any(ends):
+        return {"account": "both" if all(ends) else "embedding" if ends[0] else "loss"}
+    sizes = {end: getattr(config, f"num_layers_in_{end}_pipeline_stage", None) for end in ("first", "last")}
+    return {end: size for end, size in sizes.items() if size}
 
 
 def place(model: Any) -> Place:
@@ -104,14 +132,15 @@ def place(model: Any) -> Place:
             vocabulary = int(tensor.shape[0]) * tp
     layers = sum(len(chunk.decoder.layers) for chunk in chunks if getattr(chunk, "decoder", None) is not None)
     drafts = any(getattr(chunk, "mtp", None) is not None for chunk in chunks)
-    return Place(tp, pp, cp, dp, ep, etp, len(chunks), p * dp * cp * tp + inside, vocabulary, layers, drafts)
+    said = pipeline(getattr(chunks[0], "config", None))
+    return Place(tp, pp, cp, dp, ep, etp, len(chunks), p * dp * cp * tp + inside, vocabulary, layers, drafts, said)
 
 
 def specs(mine: Place, all_places: Sequence[Place], given: Mapping[str, Any]) -> list[str]:
     """The SPECs that the live modules may have, equal on all ranks. MismatchError when ranks tell different things."""
     for other, one in enumerate(all_places):
-        if one.numbers() != mine.numbers():
-            raise MismatchError(f"its parallel sizes are {one.numbers()}, here {mine.numbers()}", peer=f"trainer rank {other}")
+        if one.numbers() | one.pipeline != mine.numbers() | mine.pipeline:
+            raise MismatchError(f"its parallel sizes are {one.numbers() | one.pipeline}, here {mine.numbers() | mine.pipeline}", peer=f"trainer rank {other}")
     if sorted(one.rank for one in all_places) != list(range(len(all_places))):
         raise MismatchError(f"places of the trainer's ranks are {[one.rank for one in all_places]}: none may be missing or double")
     rows = {one.vocabulary for one in all_places if one.vocabulary}
@@ -120,8 +149,9 @@ def specs(mine: Place, all_places: Sequence[Place], given: Mapping[str, Any]) ->
     stages = {one.rank * mine.pp // len(all_places): one.layers for one in all_places}
     numbers: dict[str, Any] = mine.numbers() | {"vocab_multiple": rows.pop() // mine.tp}
     counts = [stages[p] for p in range(mine.pp)]
-    if len(set(counts)) > 1:
-        numbers |= {"first": counts[0], "last": counts[-1]} if mine.pp > 1 else {}
+    if mine.pp > 1 and not given.keys() & set(_PIPELINE_KEYS):
+        uneven = {"first": counts[0], "last": counts[-1]} if len(set(counts)) > 1 else {}
+        numbers |= mine.pipeline or uneven
     if not any(one.drafts for one in all_places):
         numbers["draft"] = "skip"
     numbers |= given
@@ -290,7 +320,8 @@ def publisher(
     text, mapping, object) of the same model. The layout is that of Refit's `megatron` rules for the parallel groups of
     ``megatron.core.parallel_state``; which modules (Transformer Engine or local, grouped, sequential or stacked experts) is
     seen from the names. MismatchError lists parameters that are missing, unknown or of another shape, or a layer with another
-    `layer_number`. ignore: patterns of names that stay at home. spec: keys of the SPEC to set by hand (``{"first": 3}``).
+    `layer_number`. ignore: patterns of names that stay at home. spec: keys of the SPEC to set by hand (``{"first": 3}``); the
+    pipeline is else that of the modules' configuration (its custom layout, uneven ends, or embedding and loss counted in).
 
     Each publish() copies the weights into memory that Refit lends; training goes on at once. UnsupportedError while
     gradients and parameters share a buffer.

@@ -82,10 +82,11 @@ struct Row {
   std::string_view fused = {};                                          // name in checkpoints that stack experts
   std::vector<std::pair<std::string_view, std::string_view>> let = {};  // symbols that mean another term in this row
   std::vector<Own> own = {};
-  bool first_stage = false;  // of the model's own rows: lies where the pipeline begins, not where it ends
-  bool in_blocks = false;    // matrices that FP8 checkpoints hold in codes with scales
-  bool shared = false;       // shared experts: engines may keep them behind the routed ones
-  bool buffer = false;       // a buffer of its module: trainers that shard parameters leave it whole
+  bool first_stage = false;     // of the model's own rows: lies where the pipeline begins, not where it ends
+  bool closes_decoder = false;  // of those: where there are draft layers, lies with the decoder's last one
+  bool in_blocks = false;       // matrices that FP8 checkpoints hold in codes with scales
+  bool shared = false;          // shared experts: engines may keep them behind the routed ones
+  bool buffer = false;          // a buffer of its module: trainers that shard parameters leave it whole
 };
 
 // A key of config.json. `otherwise` is a term, "a/b", or empty when the key must be there. Without a key the number

@@ -75,7 +75,10 @@ Row embedding() {
           .own = {{Names::kJax, Per::kTensor, {op::load(0)}}},
           .first_stage = true};
 }
-Row final_norm() { return {.members = {{"model.norm.weight", "H"}}, .megatron = "decoder.final_layernorm.weight"}; }
+Row final_norm() {
+  return {
+      .members = {{"model.norm.weight", "H"}}, .megatron = "decoder.final_layernorm.weight", .closes_decoder = true};
+}
 Row head() {
   return {.kind = Kind::kVocabulary, .when = "!tied", .members = {{kHead, "V,H"}}, .megatron = "output_layer.weight"};
 }
@@ -229,7 +232,8 @@ std::vector<Row> draft_rows() {
           {.kind = Kind::kColumn,
            .where = "mtp",
            .members = {{REFIT_LAYER "eh_proj.weight", "H,2*H"}},
-           .megatron = "mtp.layers.{mtp}.eh_proj.weight"}};
+           .megatron = "mtp.layers.{mtp}.eh_proj.weight",
+           .own = {{Names::kEngine, Per::kRow, {op::load(0)}}}}};
 }
 
 Row norm(std::string_view where, std::string_view name, std::string_view megatron, std::string_view local,

@@ -8,14 +8,21 @@ constexpr std::string_view kVocabularyMultiple = "64";
 
 // Draft models are loaded apart from the model that they draft for.
 Status check_drafts(std::string_view label, const Spec& spec, const ModelConfig& config) {
+  if (spec.draft_model() && config.draft_layers() == 0)
+    return Error(Code::kInvalid, std::string(label) + ": draft=own needs draft layers, and " +
+                                     std::string(config.family->name) + " with this configuration has none");
+  if (spec.draft_model() && config.flag("tied") && !config.family->ties.empty())
+    return Error(Code::kUnsupported, std::string(label) + ": draft=own is not built for tied embeddings of family " +
+                                         std::string(config.family->name));
   if (config.draft_layers() == 0 || spec.given("draft")) return {};
   for (const Row& row : config.family->rows)
     if (config.active(row))
       for (std::int64_t layer : config.layers(row))
         if (layer >= config.size("L")) {
           const std::string name = config.name(row.members[0].name, layer, 0);
-          return Error(Code::kUnsupported, std::string(label) + ": the model has no place for the draft layer's " +
-                                               name + "; draft=skip leaves all draft layers out")
+          return Error(Code::kUnsupported,
+                       std::string(label) + ": the model has no place for the draft layer's " + name +
+                           "; draft=skip leaves all draft layers out, and draft=own is a layout of them alone")
               .at_tensor(name);
         }
   return {};

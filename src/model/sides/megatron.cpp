@@ -3,6 +3,7 @@
 // whole over ep and by width over etp. Transformer Engine's names unless spec=local.
 #include <numeric>
 
+#include "model/sides/pipeline.h"
 #include "model/sides/side.h"
 
 namespace refit::model {
@@ -76,6 +77,7 @@ std::vector<std::vector<Mesh::Axis>> megatron_grids(const Spec& spec) {
 }
 
 Status megatron_complete(Spec& spec) {
+  REFIT_TRY(complete_pipeline(spec));
   const std::int64_t width = spec.number("tp") * spec.number("cp"), experts = spec.number("ep") * spec.number("etp");
   std::int64_t& dp = spec.numbers["dp"];
   if (dp == 0) {
@@ -91,48 +93,14 @@ Status megatron_complete(Spec& spec) {
   return {};
 }
 
-// Layers of each stage: first and last as asked, the others evenly.
-Result<std::vector<std::int64_t>> stage_sizes(const Spec& spec, std::int64_t layers) {
-  const std::int64_t pp = spec.number("pp"), vpp = spec.number("vpp"), first = spec.number("first"),
-                     last = spec.number("last");
-  const auto refuse = [&](const std::string& what) {
-    return Error(Code::kInvalid, "megatron: " + what + " (num_hidden_layers=" + std::to_string(layers) +
-                                     ", pp=" + std::to_string(pp) + ", vpp=" + std::to_string(vpp) + ")");
-  };
-  if ((first > 0 || last > 0) && pp == 1) return refuse("first= and last= need pp of at least 2");
-  const std::int64_t others = pp - (first > 0) - (last > 0), left = layers - first - last;
-  if (left < 0) return refuse("first= and last= ask for more layers than there are");
-  if (others == 0 && left != 0)
-    return refuse("first= and last= leave " + std::to_string(left) + " layers without a stage");
-  if (others > 0 && left % others != 0)
-    return refuse(std::to_string(left) + " layers do not divide by " + std::to_string(others) + " stages");
-  std::vector<std::int64_t> out(static_cast<std::size_t>(pp), others > 0 ? left / others : 0);
-  if (first > 0) out.front() = first;
-  if (last > 0) out.back() = last;
-  for (std::int64_t n : out)
-    if (n % vpp != 0) return refuse("a stage's " + std::to_string(n) + " layers do not divide by vpp");
-  return out;
-}
-
-// Chunk v of all stages comes before chunk v + 1 of any.
-Result<std::vector<Stage>> megatron_stages(const Spec& spec, std::int64_t layers) {
-  REFIT_ASSIGN(const std::vector<std::int64_t> sizes, stage_sizes(spec, layers));
-  const std::int64_t vpp = spec.number("vpp");
-  std::vector<Stage> out;
-  for (std::int64_t v = 0; v < vpp; ++v)
-    for (std::size_t p = 0; p < sizes.size(); ++p)
-      for (std::int64_t i = 0; i < sizes[p] / vpp; ++i) out.push_back({static_cast<std::int64_t>(p), v, i});
-  return out;
-}
-
 // With a pipeline the embedding lies where it begins; its other users hold copies.
-std::vector<std::pair<std::string_view, std::string_view>> megatron_copies(const Spec& spec,
-                                                                           const ModelConfig& config) {
-  std::vector<std::pair<std::string_view, std::string_view>> out;
+std::vector<TiedCopy> megatron_copies(const Spec& spec, const ModelConfig& config, const Pipeline& pipeline) {
+  std::vector<TiedCopy> out;
   if (spec.number("pp") == 1) return out;
-  if (config.flag("tied")) out.emplace_back(config.family->embedding, "output_layer.weight");
-  if (config.draft_layers() > 0 && !spec.given("draft"))
-    out.emplace_back(config.family->embedding, "embedding.word_embeddings.weight");
+  if (config.flag("tied")) out.push_back({config.family->embedding, "output_layer.weight", pipeline.last});
+  const bool begins = pipeline.drafts.stage == 0 && pipeline.drafts.chunk == 0;
+  if (config.draft_layers() > 0 && !spec.given("draft") && !begins)
+    out.push_back({config.family->embedding, "embedding.word_embeddings.weight", pipeline.drafts});
   return out;
 }
 
@@ -189,19 +157,21 @@ const Side& megatron_side() {
                                   {"dp", 0},
                                   {"vocab_multiple", 128},
                                   {"pp", 1},
-                                  {"vpp", 1},
+                                  {"vpp", 0},
                                   {"cp", 1},
                                   {"ep", 1},
                                   {"etp", 1},
                                   {"first", 0},
                                   {"last", 0},
+                                  {"account", 1, "embedding|loss|both"},
+                                  {"layout", 1, "of E t m L | ( ) *", true, canonical_pipeline},
                                   {"spec", 1, "te|local"},
                                   {"experts", 1, "grouped|sequential|stacked"}},
                          .grids = megatron_grids,
                          .rules = megatron_rules,
                          .check = megatron_check,
                          .complete = megatron_complete,
-                         .stages = megatron_stages,
+                         .pipeline = megatron_pipeline,
                          .decoder = kDecoderLayers,
                          .draft = "mtp.layers.{layer}.mtp_model_layer.",
                          .copies = megatron_copies};

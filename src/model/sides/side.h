@@ -20,6 +20,8 @@ struct Spec {
 
   std::int64_t number(std::string_view key) const { return numbers.find(key)->second; }
   bool given(std::string_view key) const { return texts.contains(key); }
+  // Only the draft layers, as the class of their own that an engine loads them into.
+  bool draft_model() const { return given("draft") && texts.find("draft")->second == "own"; }
   bool fused() const { return given("naming") && texts.find("naming")->second == "fused"; }
 };
 
@@ -37,9 +39,22 @@ struct Preset {
   bool scanned = false;
 };
 
-// Where a layer of the decoder lies: pipeline stage, virtual chunk, and its number in that chunk.
+// Where a layer lies: pipeline stage, virtual chunk, and its number in that chunk.
 struct Stage {
   std::int64_t stage = 0, chunk = 0, layer = 0;
+};
+
+// Where a side's pipeline has what. The embedding is where it begins: stage 0, chunk 0.
+struct Pipeline {
+  std::vector<Stage> layers = {};  // of the decoder
+  Stage last = {};                 // where it ends, with the head
+  Stage drafts = {};               // all draft layers
+};
+
+// A parameter that holds a tied tensor once more.
+struct TiedCopy {
+  std::string_view logical, parameter;
+  Stage at = {};
 };
 
 struct SpecKey {
@@ -47,6 +62,8 @@ struct SpecKey {
   std::int64_t otherwise = 1;    // of a number; 0: Side::complete decides
   std::string_view values = {};  // of a text: the values allowed, separated by '|'
   bool axis = true;              // of an ordered side's number: an axis of the mesh
+  // Of a text with a grammar of its own, which `values` then describes: its canonical form. Errors: kInvalid.
+  Result<std::string> (*read)(std::string_view) = nullptr;
 };
 
 struct Side {
@@ -68,12 +85,13 @@ struct Side {
   Status (*check)(const Spec&, const ModelConfig&) = nullptr;
   // Fills in numbers that follow from others. Errors: kInvalid.
   Status (*complete)(Spec&) = nullptr;
-  // Pipeline of the decoder's layers, by layer; none: all in one place.
-  Result<std::vector<Stage>> (*stages)(const Spec&, std::int64_t layers) = nullptr;
-  bool drafts = true;                         // holds draft layers
+  // None: all in one place.
+  Result<Pipeline> (*pipeline)(const Spec&, const ModelConfig&) = nullptr;
+  bool drafts = true;  // holds draft layers
+  // What draft=own calls a parameter of a row in draft layers, by its name in the model; none: no such class.
+  std::string (*draft_parameter)(const Row&, std::string name) = nullptr;
   std::string_view decoder = {}, draft = {};  // prefix of names, and what stands for it in draft layers
-  // Parameters that hold a tied tensor once more: (logical name, parameter), on the last stage.
-  std::vector<std::pair<std::string_view, std::string_view>> (*copies)(const Spec&, const ModelConfig&) = nullptr;
+  std::vector<TiedCopy> (*copies)(const Spec&, const ModelConfig&, const Pipeline&) = nullptr;
 };
 
 const Side& hf_side();

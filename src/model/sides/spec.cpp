@@ -8,7 +8,7 @@ namespace {
 // Keys of every side.
 const std::vector<SpecKey>& common_keys() {
   static const std::vector<SpecKey> keys{
-      {"draft", 1, "skip"}, {"replicas", 1}, {"gpus_per_host", 8}, {"hosts", 1, "*"}, {"vision", 1, "skip"}};
+      {"draft", 1, "skip|own"}, {"replicas", 1}, {"gpus_per_host", 8}, {"hosts", 1, "*"}, {"vision", 1, "skip"}};
   return keys;
 }
 
@@ -61,6 +61,13 @@ Status set_key(std::string_view text, const Side& side, std::string_view name, s
     if (side.ordered && find(side.keys, name) && key->axis) out.axes.emplace_back(name);
     return {};
   }
+  if (key->read) {
+    auto read = key->read(value);
+    if (!read.ok()) return bad(text, read.error().message);
+    if (!out.texts.emplace(name, std::move(*read)).second)
+      return bad(text, "key '" + std::string(name) + "' is given twice");
+    return {};
+  }
   const auto values = split(key->values, '|');
   const bool several = key->values == "*+", word = several || key->values == "*";
   const bool fits = several ? std::ranges::all_of(split(value, '+'), plain)
@@ -105,12 +112,17 @@ Result<Spec> parse_spec(std::string_view text) {
   if (!rest.empty() || text.ends_with(':'))
     for (std::string_view pair : split(rest, ',')) {
       const std::size_t eq = pair.find('=');
-      if (eq == std::string_view::npos || eq == 0) return bad(text, "'" + std::string(pair) + "' is not key=value");
+      if (eq == std::string_view::npos || eq == 0)
+        return bad(text, "'" + std::string(pair) + "' is not key=value" +
+                             (out.given("layout") ? " (layout= is written without commas)" : ""));
       REFIT_TRY(set_key(text, *side, pair.substr(0, eq), pair.substr(eq + 1), out));
     }
   for (const auto* keys : {&side->keys, &common_keys()})
     for (const SpecKey& k : *keys)
       if (k.values.empty()) out.numbers.emplace(k.name, k.otherwise);
+  if (out.draft_model() && !side->draft_parameter)
+    return bad(text, "draft=own is for an engine's draft model, and " + std::string(side->name) +
+                         " has none that is built (built: vllm)");
   if (side->complete) REFIT_TRY(side->complete(out));
   return out;
 }

@@ -31,6 +31,15 @@ Status vllm_check(const Spec& spec, const ModelConfig& config) {
   return {};
 }
 
+// A draft model has behind "model." what checkpoints have behind "mtp."; or a decoder layer in a block beside what
+// joins it to the model, under the number of the checkpoint's layer.
+std::string vllm_draft_parameter(const Row& row, std::string name) {
+  constexpr std::string_view kApart = "mtp.", kModelPrefix = "model.", kLayersPrefix = "model.layers.";
+  if (name.starts_with(kApart)) return name.replace(0, kApart.size(), kModelPrefix);
+  if (row.where == "mtp" || !name.starts_with(kLayersPrefix)) return name;
+  return name.insert(name.find('.', kLayersPrefix.size()) + 1, "mtp_block.");
+}
+
 }  // namespace
 
 const Side& vllm_side() {
@@ -46,7 +55,8 @@ const Side& vllm_side() {
             return engine_rules("tp", round_robin(spec) ? CutRule::kRobin : CutRule::kLinear);
           },
       .check = vllm_check,
-      .drafts = false};
+      .drafts = false,
+      .draft_parameter = vllm_draft_parameter};
   return side;
 }
 

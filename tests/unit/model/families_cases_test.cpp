@@ -195,6 +195,44 @@ TEST(LatentAttention, DraftLayersAndTheirCopies) {
   EXPECT_EQ(hf->catalogue().tied.size(), 2u);
 }
 
+std::string all_names(const Layout& layout, std::uint32_t rank) {
+  std::string out;
+  for (const Parameter& p : rank_of(layout, rank).parameters) out += p.name + " ";
+  return out;
+}
+
+// The draft model of an engine: its layers, an embedding, heads, and nothing of the decoder.
+TEST(Drafts, ModelOfItsOwn) {
+  const std::string text = latent_text(R"(,"num_nextn_predict_layers":1)");
+  const auto own = must(text, "vllm:tp=2,draft=own");
+  const std::string layer = "model.layers.1.", block = layer + "mtp_block.";
+  EXPECT_EQ(words(*own, 0, layer + "eh_proj.weight", {{"eh_proj", "e"}}), "e0 e1 e2");
+  EXPECT_EQ(words(*own, 1, block + "self_attn.kv_b_proj.weight", {{"1.self_attn.kv_b", "kvb"}}), "kvb2 kvb3");
+  EXPECT_EQ(shape_of(*own, 1, layer + "shared_head.head.weight"), (Dims{64, 3}));
+  EXPECT_EQ(contents(*own, 1, layer + "shared_head.head.weight").at(0), "lm_head.weight[192]");
+  EXPECT_EQ(contents(*own, 0, "model.embed_tokens.weight").at(0), "model.embed_tokens.weight[0]");
+  const std::string names = all_names(*own, 0);
+  EXPECT_THAT(names, testing::Not(testing::HasSubstr("layers.0.")));
+  EXPECT_THAT(names, testing::Not(testing::HasSubstr("lm_head")));
+  EXPECT_THAT(names, testing::Not(testing::HasSubstr("model.norm")));
+  // The two models of the engine hold everything between them, and share the embedding and the head.
+  const auto rest = must(text, "vllm:tp=2,draft=skip");
+  for (std::size_t t = 0; t < own->catalogue().tensors.size(); ++t) {
+    const bool drafted = !own->patterns()[own->pattern_of()[t]].shards.empty(),
+               decoded = !rest->patterns()[rest->pattern_of()[t]].shards.empty();
+    const std::string& name = own->catalogue().tensors[t].name;
+    const bool both = name == "lm_head.weight" || name == "model.embed_tokens.weight";
+    EXPECT_TRUE(drafted || decoded) << name;
+    EXPECT_EQ(drafted && decoded, both) << name;
+  }
+  EXPECT_EQ(must(text, own->recipe()->spec)->digest(), own->digest());
+  EXPECT_THAT(refusal(latent_text(), "vllm:draft=own"), testing::HasSubstr("draft=own needs draft layers"));
+  EXPECT_THAT(refusal(text, "sglang:draft=own"), testing::HasSubstr("sglang has none that is built (built: vllm)"));
+  EXPECT_THAT(refusal(text, "megatron:draft=own"), testing::HasSubstr("megatron has none that is built"));
+  EXPECT_THAT(refusal(latent_text(R"(,"num_nextn_predict_layers":1,"tie_word_embeddings":true)"), "vllm:draft=own"),
+              testing::HasSubstr("draft=own is not built for tied embeddings of family deepseek_v3"));
+}
+
 TEST(Figures, LargeFamilies) {
   const auto deepseek = must(*builtin_config("deepseek-v3@layers=4"), "megatron:tp=8,ep=16,vocab_multiple=1280");
   const std::map<std::string, Dims> megatron{
