@@ -62,6 +62,13 @@ class Demo {
   Demo(Context& context, DemoOptions options) : context_(context), options_(std::move(options)) {}
 
   Status run() {
+    const Status done = job();
+    const Status traced = write_trace();
+    return done.ok() ? traced : done;
+  }
+
+ private:
+  Status job() {
     REFIT_TRY(prepare());
     WatchOptions own = options_.watch;
     if (!own.trace.empty()) own.trace += ".part";
@@ -85,7 +92,6 @@ class Demo {
     return {};
   }
 
- private:
   void say(const std::string& line) {
     if (!context_.json) {
       fmt::print("{}\n", line);
@@ -380,16 +386,14 @@ class Demo {
     if (!ok) context_.exit_code = 1;
     say(ok ? "ok" : "NOT ok");
     if (options_.hold) hold();
-    const Status stopped = fleet_->stop();
-    const Status traced = write_trace();
-    return stopped.ok() ? traced : stopped;
+    return fleet_->stop();
   }
 
   // One file of all processes' parts: they share the machine's monotonic clock.
   Status write_trace() {
-    if (options_.watch.trace.empty()) return {};
+    if (options_.watch.trace.empty() || !watch_) return {};
     std::vector<std::string> parts = {options_.watch.trace + ".part"};
-    parts.insert(parts.end(), fleet_->trace_parts().begin(), fleet_->trace_parts().end());
+    if (fleet_) parts.insert(parts.end(), fleet_->trace_parts().begin(), fleet_->trace_parts().end());
     REFIT_ASSIGN(const TraceFile all, TraceFile::read(parts));
     REFIT_TRY(all.write(options_.watch.trace));
     for (const std::string& part : parts) std::remove(part.c_str());
