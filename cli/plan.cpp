@@ -7,13 +7,15 @@
 
 #include "cli/command.h"
 #include "cli/layouts.h"
+#include "cli/plan_links.h"
+#include "cli/plan_page.h"
 #include "files/files.h"
 
 namespace refit::cli {
 namespace {
 
 struct PlanArgs {
-  std::string model, from, to, source_layout, target_layout, explain;
+  std::string model, from, to, source_layout, target_layout, explain, links, known_case, html;
   PlanSizes sizes;
 };
 
@@ -54,7 +56,25 @@ nlohmann::json transforms_json(const plan::World& w) {
 }
 
 // Written link by link: the matrix of thousands of hosts does not become a document in memory.
-void print_json(const plan::World& w, double seconds) {
+nlohmann::json cost_json(const plan::Cost& c) {
+  constexpr std::size_t kPorts = 64;
+  nlohmann::json ports = nlohmann::json::array();
+  for (std::size_t i = 0; i < std::min(kPorts, c.ports.size()); ++i) {
+    const plan::Port& p = c.ports[i];
+    ports.push_back({{"name", p.name}, {"direction", p.out ? "out" : "in"}, {"local", p.local}, {"bytes", p.bytes},
+                     {"bytes_per_second", p.rate}, {"seconds", p.seconds}});
+  }
+  return {{"bound_seconds", c.bound_s}, {"expected_seconds", c.expected_s}, {"bytes_network", c.bytes_network},
+          {"bytes_local", c.bytes_local}, {"busiest", ports.empty() ? nlohmann::json() : ports.front()}, {"ports", ports}};
+}
+
+// What was asked beside the plan itself.
+struct Beside {
+  std::optional<plan::Cost> cost;
+  std::optional<PublishedCase> published;
+};
+
+void print_json(const plan::World& w, const Beside& beside, double seconds) {
   nlohmann::json out{{"ok", true},
                      {"bytes_needed", w.bytes_needed},
                      {"bytes_moved", w.bytes_moved},
@@ -71,6 +91,9 @@ void print_json(const plan::World& w, double seconds) {
                      {"transforms", transforms_json(w)},
                      {"quantised", quantised_json(w)},
                      {"links_by", w.by_host ? "host" : "rank"}};
+  if (beside.cost) out["cost"] = cost_json(*beside.cost);
+  if (const auto& p = beside.published)
+    out["published"] = {{"case", p->name}, {"seconds", p->published}, {"source", p->source}, {"assumed", p->assumed}};
   std::string head = out.dump();
   head.pop_back();
   fmt::print("{},\"links\":[", head);
@@ -83,6 +106,18 @@ void print_json(const plan::World& w, double seconds) {
       fmt::print("{}{{\"from\":{},\"to\":{},\"bytes\":{}}}", i ? "," : "", l.from, l.to, l.bytes);
   }
   fmt::print("]}}\n");
+}
+
+void print_beside(const Beside& b) {
+  if (b.cost && !b.cost->ports.empty()) {
+    const plan::Port& p = b.cost->ports.front();
+    fmt::print("  {:<14} {:.3f} s: {}{} {} {} at {:.0f} Gb/s\n", "lower bound", b.cost->bound_s, p.name, p.local ? " (local)" : "",
+               p.out ? "sends" : "receives", human_bytes(p.bytes), p.rate * 8e-9);
+    fmt::print("  {:<14} {:.3f} s\n", "expected", b.cost->expected_s);
+  }
+  if (!b.published) return;
+  fmt::print("  {:<14} {} s ({})\n", "published", b.published->published, b.published->source);
+  fmt::print("  {:<14} {}\n", "assumed here", b.published->assumed);
 }
 
 void print_table(const plan::World& w, const model::Layout& source, const model::Layout& target, double seconds) {
@@ -112,7 +147,30 @@ void print_table(const plan::World& w, const model::Layout& source, const model:
   if (w.links.size() > kLinksShown) fmt::print("    … (all with --json)\n");
 }
 
-Status run(const PlanArgs& args, const Context& context) {
+// A published case is a model, two layouts and links by one name.
+Result<std::optional<PublishedCase>> take_case(PlanArgs& args) {
+  if (args.known_case.empty()) return std::optional<PublishedCase>{};
+  if (!args.model.empty() || !args.from.empty() || !args.to.empty() || !args.source_layout.empty() ||
+      !args.target_layout.empty())
+    return Error(Code::kInvalid, "--case names model and layouts: give neither --model, --from, --to nor layout files");
+  REFIT_ASSIGN(PublishedCase known, published_case(args.known_case));
+  args.model = known.model, args.from = known.from, args.to = known.to;
+  return std::optional(std::move(known));
+}
+
+Result<std::optional<plan::Cost>> price(const plan::World& world, const PlanArgs& args,
+                                        const std::optional<PublishedCase>& known) {
+  if (args.links.empty() && !known) return std::optional<plan::Cost>{};
+  REFIT_ASSIGN(const plan::LinkTable links,
+               args.links.empty() ? Result<plan::LinkTable>(known->links) : read_links(args.links));
+  REFIT_ASSIGN(plan::Cost cost, plan::cost_of(world, links));
+  return std::optional(std::move(cost));
+}
+
+Status run(PlanArgs args, const Context& context) {
+  Beside beside;
+  REFIT_ASSIGN(beside.published, take_case(args));
+
   REFIT_ASSIGN(plan::Options options, args.sizes.options());
   options.values = plan::Values::kStages;
   const std::int64_t start = monotonic_ns();
@@ -127,10 +185,18 @@ Status run(const PlanArgs& args, const Context& context) {
   }
   REFIT_ASSIGN(const plan::World world, plan::make_world(*sides.first, *sides.second, options));
   const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
-  if (context.json)
-    print_json(world, seconds);
-  else
+  REFIT_ASSIGN(beside.cost, price(world, args, beside.published));
+  if (!args.html.empty()) {
+    const std::string title = args.model.empty() ? "refit plan " + world.id.hex().substr(0, 12)
+                                                 : args.model + ": " + args.from + " to " + args.to;
+    REFIT_TRY(write_plan_page(args.html, {title, world, beside.cost, beside.published}));
+  }
+  if (context.json) {
+    print_json(world, beside, seconds);
+  } else {
     print_table(world, *sides.first, *sides.second, seconds);
+    print_beside(beside);
+  }
   return {};
 }
 
@@ -145,6 +211,12 @@ void setup_plan(CLI::App& app, Context& context) {
                       "Layout file of the source, instead of --model and --from");
   command->add_option("--target-layout", args->target_layout, "Layout file of the target");
   command->add_option("--explain", args->explain, "Show every piece of this tensor instead");
+  command->add_option("--links", args->links,
+                      "Link table (JSON): rates of cards and of links inside a host; adds a lower bound, an expected time "
+                      "and the busiest port");
+  command->add_option("--case", args->known_case,
+                      "A published case instead of a model and layouts: deepseek-v3, qwen3-235b, kimi-k2");
+  command->add_option("--html", args->html, "Write a page with the byte matrix and how long each port is busy");
   args->sizes.declare(*command);
   command->add_flag("--json", context.json, "One JSON object on stdout");
   command->callback([args, &context] {

@@ -36,7 +36,7 @@ else()
   set(REFIT_OUTER_FLAGS $<$<NOT:$<CONFIG:Debug>>:-O1 -g0>)
 endif()
 
-set(REFIT_LIGHT_ROOMS store wire files coordinator agent sync facade)
+set(REFIT_LIGHT_ROOMS store wire files coordinator agent sync observe facade)
 
 # refit_room(NAME SOURCES … [ROOMS core …] [VENDOR target …])
 # ROOMS are public (their front headers appear in ours); VENDOR libraries stay inside this room's sources.

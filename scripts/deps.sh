@@ -6,7 +6,7 @@ mkdir -p build .cache
 
 packages=(g++ cmake ninja-build pkg-config ccache python3 python3-dev python3-venv
   libzmq3-dev cppzmq-dev libssl-dev libflatbuffers-dev flatbuffers-compiler libhwy-dev libxxhash-dev
-  libcli11-dev libfmt-dev nlohmann-json3-dev libyaml-cpp-dev libcurl4-openssl-dev libpugixml-dev libgtest-dev libgmock-dev)
+  libcli11-dev libfmt-dev nlohmann-json3-dev libyaml-cpp-dev libcurl4-openssl-dev libpugixml-dev libgtest-dev libgmock-dev prometheus-cpp-dev libcivetweb-dev)
 
 if ! command -v dpkg-query >/dev/null; then
   echo "deps: this is not a Debian system; install by hand what corresponds to: ${packages[*]}" >&2

@@ -12,6 +12,7 @@
 #include "cli/demo/fleet.h"
 #include "cli/demo/model_source.h"
 #include "cli/demo/store_demo.h"
+#include "cli/watch/trace_file.h"
 #include "kernel/kernel.h"
 #include "plan/plan.h"
 #include "transport/transport.h"
@@ -61,14 +62,28 @@ class Demo {
   Demo(Context& context, DemoOptions options) : context_(context), options_(std::move(options)) {}
 
   Status run() {
+    const Status done = job();
+    const Status traced = write_trace();
+    return done.ok() ? traced : done;
+  }
+
+ private:
+  Status job() {
     REFIT_TRY(prepare());
-    REFIT_ASSIGN(fleet_, Fleet::start(options_, source_, target_));
+    WatchOptions own = options_.watch;
+    if (!own.trace.empty()) own.trace += ".part";
+    REFIT_ASSIGN(watch_, Watch::open(own));
+    REFIT_ASSIGN(fleet_, Fleet::start(options_, source_, target_, watch_->observer()));
     say(fmt::format("processes: {} trainer ranks ({}), {} rollout ranks ({}), coordinator at {}", source_->world(),
                     options_.source, target_->world(), options_.target, fleet_->address()));
     if (options_.encoding_in_use() != "raw") say("buckets: unchanged, delta or raw, whichever is shortest");
     if (!transport::mover_maps(options_.transport))
       say(fmt::format("weights: {}, security.bulk {}, {} streams a pair", options_.transport, options_.security_bulk,
                       options_.streams));
+    if (!watch_->metrics_url().empty()) {
+      say("metrics: coordinator " + watch_->metrics_url());
+      for (const auto& [name, url] : fleet_->metrics()) say("         " + name + " " + url);
+    }
     REFIT_TRY(fleet_->synchronizer().init_communicator());
     REFIT_ASSIGN(memcpy_gbps_, memcpy_gbps(options_.threads));
     header();
@@ -77,7 +92,6 @@ class Demo {
     return {};
   }
 
- private:
   void say(const std::string& line) {
     if (!context_.json) {
       fmt::print("{}\n", line);
@@ -142,6 +156,8 @@ class Demo {
     if (!fleet_->dead().empty()) REFIT_TRY(repair());
     REFIT_TRY(train(step));
     REFIT_ASSIGN(const sync::SyncReport report, fleet_->synchronizer().sync_weights(step));
+    watch_->round(report);
+    watch_->look(fleet_->synchronizer());
     json row = describe(report, step);
     row["targets"] = targets_now();
     versions_.push_back(row);
@@ -297,6 +313,13 @@ class Demo {
     return out;
   }
 
+  json metrics_json() {
+    if (watch_->metrics_url().empty()) return nullptr;
+    json out{{"coordinator", watch_->metrics_url()}};
+    for (const auto& [name, url] : fleet_->metrics()) out[name] = url;
+    return out;
+  }
+
   Status finish() {
     const Result<std::string> verdict = fleet_->synchronizer().verify(kAnswerS);
     const std::vector<json> targets = targets_now();
@@ -357,6 +380,7 @@ class Demo {
                       {"security_bulk", transport::mover_maps(options_.transport) ? "" : options_.security_bulk},
                       {"deaths", deaths_},
                       {"address", fleet_->address()},
+                      {"metrics", metrics_json()},
                       {"ok", ok}}
                      .dump());
     if (!ok) context_.exit_code = 1;
@@ -365,10 +389,25 @@ class Demo {
     return fleet_->stop();
   }
 
+  // One file of all processes' parts: they share the machine's monotonic clock.
+  Status write_trace() {
+    if (options_.watch.trace.empty() || !watch_) return {};
+    std::vector<std::string> parts = {options_.watch.trace + ".part"};
+    if (fleet_) parts.insert(parts.end(), fleet_->trace_parts().begin(), fleet_->trace_parts().end());
+    REFIT_ASSIGN(const TraceFile all, TraceFile::read(parts));
+    REFIT_TRY(all.write(options_.watch.trace));
+    for (const std::string& part : parts) std::remove(part.c_str());
+    say("trace: " + options_.watch.trace + "   (refit trace summary, or ui.perfetto.dev)");
+    return {};
+  }
+
   void hold() {
     say("ADDR " + fleet_->address() + "   (refit status ADDR, refit verify ADDR; end with Ctrl-C)");
     std::fflush(stdout);
-    while (!interrupted) system_env().wait(Deadline::after_ns(50'000'000));
+    while (!interrupted) {
+      watch_->look(fleet_->synchronizer());
+      system_env().wait(Deadline::after_ns(50'000'000));
+    }
   }
 
   Context& context_;
@@ -376,6 +415,7 @@ class Demo {
   std::shared_ptr<const model::Layout> source_, target_;
   plan::World world_;
   MemoryBill bill_;
+  std::unique_ptr<Watch> watch_;  // outlives what it hears
   std::unique_ptr<Fleet> fleet_;
   double memcpy_gbps_ = 0;
   std::size_t deaths_ = 0;  // processes that had to be started again
@@ -445,12 +485,16 @@ void setup_demo(CLI::App& app, Context& context) {
   c->add_flag("--snapshot", o->snapshot, "refit.snapshot: the trainer copies its weights before they are sealed");
   c->add_flag("--on-target-loss-continue", o->on_loss_continue,
               "refit.on_target_loss: continue without a lost replica");
+  declare(*c, o->watch);
   c->add_flag("--hold", o->hold, "Keep running at the end and print the coordinator's ADDR");
   c->add_flag("--json", context.json, "Print one JSON object");
   c->callback([o, &context] {
     ::signal(SIGINT, on_signal);
     ::signal(SIGTERM, on_signal);
     if (o->transport == "s3_sparse") {
+      if (o->watch.any())
+        return fail(context, Error(Code::kUnsupported, "--transport s3_sparse: --metrics, --trace and --log watch rounds "
+                                                       "of a job; a store has none"));
       const Result<double> gbps = memcpy_gbps(o->threads);
       const Status s = gbps.ok() ? run_store_demo(context, *o, *gbps) : Status(gbps.error());
       if (!s.ok()) fail(context, s.error());

@@ -5,6 +5,7 @@
 
 #include "cli/demo/member.h"
 #include "cli/layouts.h"
+#include "cli/watch/watch.h"
 #include "core/core.h"
 #include "model/model.h"
 #include "plan/plan.h"
@@ -35,6 +36,7 @@ struct DemoOptions {
   int streams = 2;
   std::string encoding;  // empty: as the transport is used
   std::string baseline_dir;
+  WatchOptions watch;
   std::string store;  // of s3_sparse; empty: a temporary directory
   // raw, xor or overwrite
   std::string encoding_in_use() const {

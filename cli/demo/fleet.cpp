@@ -32,6 +32,9 @@ Result<Child> Fleet::launch(std::uint32_t member, bool with_kill) {
   m.baseline_dir = options_.baseline_dir;
   m.stall_timeout_s = options_.stall_timeout_s;
   m.steps_done = steps_done_;
+  m.watch = options_.watch;
+  if (!m.watch.metrics.empty()) m.watch.metrics = metrics_address(member);
+  if (!m.watch.trace.empty()) m.watch.trace = trace_parts_.emplace_back(trace_part(member));
   for (const Kill& k : kills_)
     if (with_kill && k.who == who) {
       m.kill_at = k.phase;
@@ -39,6 +42,19 @@ Result<Child> Fleet::launch(std::uint32_t member, bool with_kill) {
       m.kill_bytes = k.bytes;
     }
   return Child::start(who.to_string(), m.arguments());
+}
+
+// The coordinator listens at PORT, members at the ports after it; 0: each at any.
+std::string Fleet::metrics_address(std::uint32_t member) const {
+  const std::string& at = options_.watch.metrics;
+  const std::size_t colon = at.rfind(':');
+  const std::int64_t port = std::strtoll(at.c_str() + colon + 1, nullptr, 10);
+  return at.substr(0, colon + 1) + (port == 0 ? "0" : std::to_string(port + 1 + member));
+}
+
+// A file for each process and each of its lives.
+std::string Fleet::trace_part(std::uint32_t member) const {
+  return options_.watch.trace + ".part" + std::to_string(member) + "." + std::to_string(trace_parts_.size());
 }
 
 Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::shared_ptr<const model::Layout> source,
@@ -106,6 +122,7 @@ Result<std::unique_ptr<Fleet>> Fleet::start(const DemoOptions& options, std::sha
       return Error(Code::kInvalid, j.is_object() ? j.value("error", std::string("did not start")) : "did not start")
           .at_peer(c.name())
           .at_stage("start");
+    if (const std::string url = j.value("metrics", std::string()); !url.empty()) f->metrics_[c.name()] = url;
   }
   return f;
 }

@@ -1,5 +1,6 @@
 // The demo's processes and the synchronizer that steers them.
 #pragma once
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -34,10 +35,16 @@ class Fleet {
   // Trainers that are started from now on have done this many steps.
   void stepped(std::int64_t steps) { steps_done_ = steps; }
   Status stop();
+  // With --metrics: where each member answers.
+  const std::map<std::string, std::string>& metrics() const { return metrics_; }
+  // With --trace: the files that members wrote, restarted ones each their own.
+  const std::vector<std::string>& trace_parts() const { return trace_parts_; }
 
  private:
   Fleet() = default;
   Result<Child> launch(std::uint32_t member, bool with_kill);
+  std::string metrics_address(std::uint32_t member) const;
+  std::string trace_part(std::uint32_t member) const;
 
   DemoOptions options_;
   std::vector<Kill> kills_;
@@ -45,6 +52,8 @@ class Fleet {
   std::int64_t budget_bytes_ = 0;
   std::int64_t steps_done_ = 0;
   std::size_t sources_ = 0;
+  std::map<std::string, std::string> metrics_;
+  std::vector<std::string> trace_parts_;
   std::unique_ptr<sync::Host> host_;
   std::vector<Child> children_;
 };

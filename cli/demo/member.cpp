@@ -26,6 +26,7 @@ struct Process {
   MemberOptions options;
   ModelSource model;
   engine::StepRule rule;
+  std::unique_ptr<Watch> watch;  // outlives what it hears
   std::unique_ptr<agent::Seat> seat;
   std::unique_ptr<engine::ReferenceTrainer> trainer;
   std::unique_ptr<engine::ReferenceEngine> engine;
@@ -56,6 +57,7 @@ Status set_up(Process& p) {
   const MemberOptions& o = p.options;
   const auto job = Hash128::from_hex(o.job);
   if (!job) return Error(Code::kInvalid, "--job must be 32 hex digits");
+  REFIT_ASSIGN(p.watch, Watch::open(o.watch));
   REFIT_ASSIGN(p.seat, agent::Seat::make({.job = *job,
                                           .name = name_of(o),
                                           .member = o.member,
@@ -74,7 +76,7 @@ Status set_up(Process& p) {
                                                   .stall_ns = static_cast<std::int64_t>(o.stall_timeout_s * 1e9)},
                                           // A window of the live copy ends exactly where the process is to die.
                                           .progress_bytes = o.kill_bytes > 0 ? o.kill_bytes : 64 << 20,
-                                          .observer = killer(o)}));
+                                          .observer = p.watch->observer(killer(o))}));
   memory::Budget* const budget = &p.seat->budget();
   const bool is_source = o.role == Role::kSource;
   REFIT_ASSIGN(const auto layout, p.model.layout(is_source ? o.source_spec : o.target_spec));
@@ -248,6 +250,7 @@ std::vector<std::string> MemberOptions::arguments() const {
   if (!baseline_dir.empty()) out.insert(out.end(), {"--baseline-dir", baseline_dir});
   if (!port_range.empty()) out.insert(out.end(), {"--port-range", port_range});
   if (!advertise_address.empty()) out.insert(out.end(), {"--advertise-address", advertise_address});
+  for (std::string& argument : cli::arguments(watch)) out.push_back(std::move(argument));
   return out;
 }
 
@@ -256,11 +259,14 @@ Status run_member(const MemberOptions& options) {
   REFIT_ASSIGN(ModelSource model, ModelSource::open(options.model));
   Process p(options, std::move(model));
   const Status ready = set_up(p);
-  REFIT_TRY(p.lines.send(ready.ok() ? "{\"ok\":true}"
-                                    : nlohmann::json{{"ok", false}, {"error", ready.error().to_string()}}.dump()));
+  REFIT_TRY(p.lines.send((ready.ok() ? nlohmann::json{{"ok", true}, {"metrics", p.watch->metrics_url()}}
+                                     : nlohmann::json{{"ok", false}, {"error", ready.error().to_string()}})
+                             .dump()));
   REFIT_TRY(ready);
+  const MemberName me = name_of(options);
   while (true) {
     REFIT_TRY(p.agent().run(Deadline::after_s(kSliceS)));
+    if (options.watch.any()) p.watch->look(me, p.agent(), p.agent().report(), *p.seat);
     Result<std::string> line = p.lines.receive(Deadline::after_ns(0));
     if (!line.ok() && line.error().code == Code::kTimeout) continue;
     if (!line.ok()) return {};  // the driver is gone: nobody is left to serve
@@ -306,6 +312,7 @@ void setup_member(CLI::App& app, Context& context) {
   c->add_option("--streams", options->streams);
   c->add_option("--baseline-dir", options->baseline_dir);
   c->add_option("--stall-timeout-s", options->stall_timeout_s);
+  declare(*c, options->watch);
   c->callback([options, role, &context] {
     options->role = *role == "source" ? Role::kSource : Role::kTarget;
     const Status s = run_member(*options);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/watch/watch.h"
 #include "core/core.h"
 
 namespace refit::cli {
@@ -18,6 +19,7 @@ struct MemberOptions {
   std::uint64_t seed = 1;
   double share = 0.01;
   std::int64_t staging_bytes = 256 << 20, budget_bytes = 0;
+  WatchOptions watch;
   int threads = 1;
   std::string kill_at;  // phase name: die there in the first round that has a former version to lose
   std::uint64_t kill_round = 2;

@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/parts/events.h"
 #include "cli/training_config.h"
+#include "cli/watch/watch.h"
 #include "sync/sync.h"
 #include "transport/transport.h"
 
@@ -25,6 +26,7 @@ struct CoordinatorOptions {
   std::vector<std::string> sets;
   double join_timeout_s = 60, total_timeout_s = 600;
   std::int64_t until_step = -1;
+  WatchOptions watch;
 };
 
 // Who is expected is who has a key.
@@ -142,6 +144,8 @@ class Coordinator {
     goes_on_without_ = s.on_target_loss == sync::OnTargetLoss::kContinue;
     REFIT_ASSIGN(const std::string journal, journal_path());
     s.journal_path = journal;
+    REFIT_ASSIGN(watch_, Watch::open(options_.watch));
+    s.observer = watch_->observer();
     REFIT_ASSIGN(mover_, transport::make_mover("zmq", {.runtime_dir = {},
                                                        .job = key.job,
                                                        .member = ~0u,
@@ -150,6 +154,7 @@ class Coordinator {
                                                        .env = &system_env()}));
     REFIT_ASSIGN(synchronizer_, sync::make_synchronizer(std::move(s), *mover_));
     events_.tell("coordinator", "ADDR", {{"address", synchronizer_->address()}});
+    if (!watch_->metrics_url().empty()) events_.tell("coordinator", "metrics", {{"url", watch_->metrics_url()}});
     // A round in hand ends early when the process is asked to end.
     std::atomic<bool> done{false};
     std::thread watcher([&] {
@@ -178,6 +183,7 @@ class Coordinator {
     double pause = kFirstPauseS;
     while (!asked_to_end()) {
       REFIT_TRY(synchronizer_->health());
+      watch_->look(*synchronizer_);
       const json status = json::parse(synchronizer_->status(), nullptr, false);
       if (options_.until_step >= 0 && reached(status, options_.until_step)) return {};
       const View v = look(status, goes_on_without_);
@@ -194,6 +200,8 @@ class Coordinator {
       const Result<sync::SyncReport> report = synchronizer_->sync_weights(v.step);
       if (asked_to_end()) break;
       if (!report.ok()) return report.error();
+      watch_->round(*report);
+      watch_->look(*synchronizer_);
       events_.tell("coordinator", "round", round_event(*report, *v.step));
       if (report->ok()) {
         pause = kFirstPauseS;
@@ -208,6 +216,7 @@ class Coordinator {
   const CoordinatorOptions options_;
   Events events_;
   bool goes_on_without_ = false;
+  std::unique_ptr<Watch> watch_;  // outlives what it hears
   std::unique_ptr<transport::Mover> mover_;
   std::unique_ptr<sync::WeightSynchronizer> synchronizer_;
 };
@@ -236,6 +245,7 @@ void setup_coordinator(CLI::App& app, Context& context) {
       ->capture_default_str();
   c->add_option("--until-step", o->until_step, "End when every replica serves this step or a later one")
       ->check(CLI::NonNegativeNumber);
+  declare(*c, o->watch);
   c->add_flag("--json", context.json, "One JSON object a line");
   c->callback([o, &context] {
     const Status s = Coordinator(*o, context).run();

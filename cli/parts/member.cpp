@@ -60,12 +60,15 @@ void declare(CLI::App& c, Context& context, PartOptions& o) {
   c.add_option("--share", o.share, "Part of the elements that a training-like step changes")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  declare(c, o.watch);
   c.add_flag("--json", context.json, "One JSON object a line");
 }
 
 Status either(const PartOptions& o, const std::string& url, const std::string& url_option,
               const std::vector<std::pair<std::string, const std::string*>>& job) {
   if (!url.empty()) {
+    if (o.watch.any())
+      return Error(Code::kUnsupported, url_option + ": --metrics, --trace and --log watch rounds of a job; a store has none");
     if (o.address.empty() && o.keys.empty()) return {};
     return Error(Code::kInvalid, "ADDR and --keys name a job, " + url_option + " a store: give one");
   }
@@ -91,7 +94,7 @@ Result<Part> open_part(const PartOptions& o) {
               per};
 }
 
-Result<std::unique_ptr<agent::Seat>> take_seat(const Part& part, const MemberName& name) {
+Result<std::unique_ptr<agent::Seat>> take_seat(const Part& part, const MemberName& name, Watch& watch) {
   const PartOptions& o = part.options;
   const std::string path = o.keys + "/" + transport::key_file_name(name);
   REFIT_ASSIGN(transport::KeyFile key, transport::read_key_file(path));
@@ -123,11 +126,18 @@ Result<std::unique_ptr<agent::Seat>> take_seat(const Part& part, const MemberNam
                                           .port_range = c.port_range.value.value_or(""),
                                           .security = c.security_bulk.value,
                                           .streams = o.streams,
-                                          .stall_ns = static_cast<std::int64_t>(c.stall_timeout_s.value * 1e9)}}));
+                                          .stall_ns = static_cast<std::int64_t>(c.stall_timeout_s.value * 1e9)},
+                                  .observer = watch.observer()}));
   const transport::Capabilities can = seat->options().data->capabilities();
   if (!can.push && !can.pull)
     return Error(Code::kUnsupported, "--transport " + o.transport + " moves no weights: give tcp, or shm on one host");
   return seat;
+}
+
+Result<std::unique_ptr<Watch>> open_watch(const Part& part, Events& events) {
+  REFIT_ASSIGN(std::unique_ptr<Watch> watch, Watch::open(part.options.watch));
+  if (!watch->metrics_url().empty()) events.tell("process", "metrics", {{"url", watch->metrics_url()}});
+  return watch;
 }
 
 Status run_ranks(const Part& part, Role role, std::uint32_t instance, const RankBody& body) {
@@ -164,7 +174,8 @@ Status run_ranks(const Part& part, Role role, std::uint32_t instance, const Rank
 Result<agent::AgentReport> Slices::run() {
   REFIT_TRY(agent_.run(Deadline::after_s(kPartSliceS)));
   agent::AgentReport report = agent_.report();
-  if (report.welcomed && !joined_) events_.tell(who_, "joined");
+  watch_.look(who_, agent_, report, seat_);
+  if (report.welcomed && !joined_) events_.tell(who_.to_string(), "joined");
   joined_ = joined_ || report.welcomed;
   if (!joined_ && deadline_.over()) {
     const std::string why = report.refused ? report.refused->to_string()

@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/demo/model_source.h"
 #include "cli/parts/events.h"
+#include "cli/watch/watch.h"
 #include "sync/sync.h"
 
 namespace refit::cli {
@@ -23,6 +24,7 @@ struct PartOptions {
   double join_timeout_s = 120;
   std::uint64_t seed = 1;
   double share = 0.01;
+  WatchOptions watch;
 };
 void declare(CLI::App& command, Context& context, PartOptions& options);
 // Either a job (ADDR, --keys and the options of `job`, all given) or a store. Errors: kInvalid naming what is missing
@@ -42,7 +44,9 @@ struct Part {
 Result<Part> open_part(const PartOptions& options);
 
 // The key of a rank, checked against its name and (all ranks of a process) against one job.
-Result<std::unique_ptr<agent::Seat>> take_seat(const Part& part, const MemberName& name);
+Result<std::unique_ptr<agent::Seat>> take_seat(const Part& part, const MemberName& name, Watch& watch);
+// Opens what the part was asked to show, and tells where.
+Result<std::unique_ptr<Watch>> open_watch(const Part& part, Events& events);
 
 // Runs `body` for every rank that this process has, each on a thread of its own, until all return, one fails, or the
 // process is asked to end (`stop` is raised). The first error, naming its rank.
@@ -52,15 +56,19 @@ Status run_ranks(const Part& part, Role role, std::uint32_t instance, const Rank
 // Serves the protocol for a slice, and fails when the coordinator has not admitted this process by the join deadline.
 class Slices {
  public:
-  Slices(agent::Agent& agent, double join_timeout_s, Events& events, std::string who)
-      : agent_(agent), deadline_(Deadline::after_s(join_timeout_s)), events_(events), who_(std::move(who)) {}
+  Slices(agent::Agent& agent, const agent::Seat& seat, double join_timeout_s, Events& events, Watch& watch,
+         MemberName who)
+      : agent_(agent), seat_(seat), deadline_(Deadline::after_s(join_timeout_s)), events_(events), watch_(watch),
+        who_(who) {}
   Result<agent::AgentReport> run();
 
  private:
   agent::Agent& agent_;
+  const agent::Seat& seat_;
   const Deadline deadline_;
   Events& events_;
-  const std::string who_;
+  Watch& watch_;
+  const MemberName who_;
   bool joined_ = false;
 };
 
@@ -68,14 +76,14 @@ class Slices {
 template <typename Options>
 class RankOfPart {
  public:
-  RankOfPart(const Options& options, const Part& part, const MemberName& name, Events& events)
-      : options_(options), part_(part), name_(name), events_(events) {}
+  RankOfPart(const Options& options, const Part& part, const MemberName& name, Events& events, Watch& watch)
+      : options_(options), part_(part), name_(name), events_(events), watch_(watch) {}
 
  protected:
   void tell(const std::string& what, const nlohmann::ordered_json& fields) {
     events_.tell(name_.to_string(), what, fields);
   }
-  Slices slices(agent::Agent& agent) { return {agent, options_.join_timeout_s, events_, name_.to_string()}; }
+  Slices slices(agent::Agent& agent) { return {agent, *seat_, options_.join_timeout_s, events_, watch_, name_}; }
   Status close(agent::Agent& agent) {
     const Status closed = agent.close(Deadline::after_s(2));
     const Status movers = seat_->close(Deadline::after_s(4));
@@ -86,6 +94,7 @@ class RankOfPart {
   const Part& part_;
   const MemberName name_;
   Events& events_;
+  Watch& watch_;
   std::unique_ptr<agent::Seat> seat_;
   std::uint64_t told_ = 0;  // version
 };

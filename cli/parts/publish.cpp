@@ -43,7 +43,7 @@ class Publisher : RankOfPart<PublishOptions> {
 
  private:
   Status open() {
-    REFIT_ASSIGN(seat_, take_seat(part_, name_));
+    REFIT_ASSIGN(seat_, take_seat(part_, name_, watch_));
     REFIT_ASSIGN(trainer_,
                  engine::ReferenceTrainer::make(system_env(), part_.layout, Rank(name_.rank), &seat_->budget()));
     REFIT_TRY(part_.model.fill(*trainer_, options_.seed));
@@ -120,8 +120,9 @@ Status publish(Context& context, const PublishOptions& o) {
   if (part.layout->instances() != 1)
     return Error(Code::kInvalid, "--source '" + o.spec + "' has replicas; there is one trainer");
   Events events(context.json);
+  REFIT_ASSIGN(const std::unique_ptr<Watch> watch, open_watch(part, events));
   return run_ranks(part, Role::kSource, 0, [&](const MemberName& name, const std::atomic<bool>& stop) {
-    return Publisher(o, part, name, events).run(stop);
+    return Publisher(o, part, name, events, *watch).run(stop);
   });
 }
 

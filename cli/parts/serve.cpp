@@ -43,7 +43,7 @@ class Server : RankOfPart<ServeOptions> {
 
  private:
   Status open() {
-    REFIT_ASSIGN(seat_, take_seat(part_, name_));
+    REFIT_ASSIGN(seat_, take_seat(part_, name_, watch_));
     const Rank rank(name_.instance * part_.ranks_per_instance + name_.rank);
     REFIT_ASSIGN(engine_, engine::ReferenceEngine::make(part_.layout, rank, &seat_->budget()));
     REFIT_ASSIGN(agent_, agent::make_target_agent(seat_->options(), *engine_, *engine_));
@@ -88,8 +88,9 @@ Status serve(Context& context, const ServeOptions& o) {
     return Error(Code::kInvalid, "--replica " + std::to_string(o.replica) + ": '" + o.spec + "' has " +
                                      std::to_string(part.layout->instances()) + " (replicas=N in --target)");
   Events events(context.json);
+  REFIT_ASSIGN(const std::unique_ptr<Watch> watch, open_watch(part, events));
   return run_ranks(part, Role::kTarget, o.replica, [&](const MemberName& name, const std::atomic<bool>& stop) {
-    return Server(o, part, name, events).run(stop);
+    return Server(o, part, name, events, *watch).run(stop);
   });
 }
 

@@ -52,6 +52,12 @@ struct AgentReport {
   std::int64_t base_ns = 0, base_lost = 0;  // source: moving the base; buckets that a proof took out of it
   std::int64_t base_bytes = 0;              // source: memory or file that holds the base
   std::int64_t unpack_ns = 0;               // target: checking and applying deltas
+  // Of the plan in hand: what this rank was due (a target) or sends, each byte once; summed over recipients; and what a
+  // commit writes over live weights.
+  std::int64_t bytes_needed = 0, bytes_moved = 0, bytes_installed = 0;
+  std::string last_from{};       // target: the sender of the bucket that came last
+  int tasks = 0;                 // long tasks that wait or run
+  std::uint64_t reconnects = 0;  // control lanes that were opened anew
   Version version;
   std::string state;
   bool welcomed = false;         // the coordinator admitted this rank

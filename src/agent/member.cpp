@@ -47,6 +47,7 @@ Status Member::open_lane() {
 // A lane whose coordinator is gone never comes back; a fresh one finds the coordinator that follows.
 Status Member::reopen_lane() {
   connected_ = false;
+  ++reconnects_;
   on_connection(false);
   if (lane_) REFIT_TRY(lane_->close(Deadline::after_s(1)));
   return open_lane();

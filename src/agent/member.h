@@ -74,6 +74,12 @@ class Member {
   virtual std::int64_t published() const { return -1; }
   // Why this process is not connected, as the control lane last said; empty once it is.
   std::string unconnected() const;
+  // Queue depth and reconnections, into a report.
+  void count_into(AgentReport& report) const {
+    report.unconnected = unconnected();
+    report.tasks = outstanding_;
+    report.reconnects = reconnects_;
+  }
 
   virtual void on_received(wire::Envelope&& envelope) = 0;
   virtual void on_connection(bool up) = 0;
@@ -106,6 +112,7 @@ class Member {
   std::deque<std::function<Finish()>> tasks_;
   std::deque<Finish> finished_;
   std::atomic<int> outstanding_{0};
+  std::atomic<std::uint64_t> reconnects_{0};
   std::optional<wire::Envelope> alive_;
   std::string unconnected_;          // why nothing came yet
   std::optional<Error> unsendable_;  // a message that no lane will ever take; ends the loop

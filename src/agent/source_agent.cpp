@@ -59,10 +59,12 @@ Status SourceDriver::close(Deadline deadline) {
 }
 
 AgentReport SourceDriver::report() const {
-  std::string why = unconnected();
-  const std::lock_guard lock(publish_mutex_);
-  AgentReport report = report_;
-  report.unconnected = std::move(why);
+  AgentReport report;
+  {
+    const std::lock_guard lock(publish_mutex_);
+    report = report_;
+  }
+  count_into(report);
   return report;
 }
 
@@ -146,6 +148,7 @@ void SourceDriver::perform(install::MakePlan& a) {
     const Status s = take_plan(configure, seed);
     const std::lock_guard lock(publish_mutex_);
     report_.plan_ns = monotonic_ns() - start;
+    if (planned_) report_.bytes_needed = planned_->plan.bytes_needed, report_.bytes_moved = planned_->plan.bytes_moved;
     if (!s.ok())
       return [this, e = s.error(), epoch = configure.layout_epoch] { feed(install::PlanFailed{epoch, {e}}); };
     return [this, epoch = configure.layout_epoch, id = planned_->plan.id] { feed(install::PlanMade{epoch, id}); };

@@ -69,10 +69,12 @@ Status TargetDriver::run(Deadline deadline) { return loop(deadline); }
 Status TargetDriver::close(Deadline deadline) { return close_threads(deadline); }
 
 AgentReport TargetDriver::report() const {
-  std::string why = unconnected();
-  const std::lock_guard lock(report_mutex_);
-  AgentReport report = report_;
-  report.unconnected = std::move(why);
+  AgentReport report;
+  {
+    const std::lock_guard lock(report_mutex_);
+    report = report_;
+  }
+  count_into(report);
   return report;
 }
 
@@ -143,6 +145,7 @@ void TargetDriver::perform(install::MakePlan& a) {
       const std::lock_guard lock(report_mutex_);
       report_.plan_ns = monotonic_ns() - start;
       report_.shadow_bytes = executor_ ? executor_->shadow_bytes() : 0;
+      if (planned_) report_.bytes_needed = planned_->plan.bytes_needed, report_.bytes_moved = planned_->plan.bytes_moved;
     }
     if (!s.ok())
       return [this, e = s.error(), epoch = configure.layout_epoch] { feed(install::PlanFailed{epoch, {e}}); };
@@ -191,6 +194,7 @@ void TargetDriver::perform(install::StartStaging& a) {
       report_.txn = a.txn;
       report_.stage_ns = monotonic_ns() - start;
       report_.unpack_ns = unpack_ns_;
+      report_.last_from = last_sender_ && planned_ ? planned_->name_of(*last_sender_) : std::string();
       report_.bytes_staged = progress_.bytes;
       report_.buckets = static_cast<std::int64_t>(progress_.buckets);
     }
@@ -210,6 +214,7 @@ Status TargetDriver::stage_all(const install::StartStaging& a) {
     return Error(Code::kMismatch, "no plan of this layout epoch").at_stage("transfer");
   REFIT_ASSIGN(const auto from, suppliers(a));
   executor_->begin(a.txn, a.base);
+  last_sender_.reset();
   unpack_ns_ = 0;
   REFIT_ASSIGN(
       const std::unique_ptr<Intake> intake,
@@ -366,6 +371,7 @@ Status TargetDriver::take_bucket(const Txn& txn, Intake& intake, const transport
         .at_peer(planned_->name_of(b.sender))
         .at_stage("transfer")
         .at_bucket(std::to_string(b.id.value));
+  last_sender_ = b.sender;
   unstaged_.erase(found);
   progress_.in_hand = TaskProgress::kNoBucket;
   progress_.bucket_done(b.bytes);
@@ -389,6 +395,7 @@ void TargetDriver::perform(install::CopyShadowToLive& a) {
     {
       const std::lock_guard lock(report_mutex_);
       report_.copy_ns = monotonic_ns() - start;
+      report_.bytes_installed = executor_->shadow_bytes();
     }
     progress_.bucket_done(0);  // its bytes were counted on the way
     return [this, txn = a.txn, s, counted = agent::to_wire(executor_->counted()), proof = to_wire(executor_->proof()),

@@ -80,6 +80,7 @@ class TargetDriver final : public Agent, private Member {
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> unstaged_;  // (sender, bucket) → index in the table
 
   std::int64_t unpack_ns_ = 0;
+  std::optional<std::uint32_t> last_sender_;  // member whose bucket was staged last in this round
 
   mutable std::mutex report_mutex_;
   AgentReport report_;

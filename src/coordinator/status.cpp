@@ -119,6 +119,7 @@ std::string status_json(const State& s) {
                   {"old_epoch", d.old_epoch},     {"old_incarnation", d.old_incarnation},
                   {"old_txn", d.old_txn},         {"unexpected", d.unexpected},
                   {"wrong_key", d.wrong_key},     {"connections", d.connections}};
+  j["queues"] = {{"journal", s.pending.size()}, {"verify", s.verifies.size()}};
   j["stopped"] = s.stopped ? error_json(*s.stopped) : Json(nullptr);
   return dump(j);
 }

@@ -214,6 +214,7 @@ struct World {
   std::vector<Link> links;
   bool by_host = false;            // above 4,096 pairs
   std::vector<std::string> hosts;  // names of host ordinals
+  std::map<std::string, std::string> rank_hosts;  // "source:0" → host, of ranks whose layout names one
   std::vector<std::string> unwanted;
   std::shared_ptr<const model::Catalogue> catalogue;  // of the plan
   std::vector<Transform> transforms;                  // run by the sources before they seal
@@ -231,3 +232,5 @@ Result<std::string> explain(const model::Layout& source, const model::Layout& ta
                             const std::string& tensor);
 
 }  // namespace refit::plan
+
+#include "plan/cost.h"  // built on the above

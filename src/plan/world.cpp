@@ -230,6 +230,7 @@ class Counter {
     std::unordered_map<std::string, std::uint32_t> known;
     const auto number = [&](std::string host, const char* role, std::int64_t rank) {
       const bool own = host.empty();
+      if (!own) out_.rank_hosts[std::string(role) + ":" + std::to_string(rank)] = host;
       if (own) host = std::string(role) + ":" + std::to_string(rank);
       // The marker keeps a stated host apart from a rank that is alone.
       const auto [at, fresh] = known.emplace((own ? "\1" : "\2") + host, static_cast<std::uint32_t>(out_.hosts.size()));

@@ -26,12 +26,14 @@ ARROWS = {
 }
 ARROWS["agent"] = set(ARROWS)
 ARROWS["sync"] = set(ARROWS)
+ARROWS["observe"] = set(ARROWS)
 ARROWS["facade"] = set(ARROWS)
 # Prefix of a vendor header -> rooms (and tops) whose *sources* may include it. Movers are named transport/<mover>.
 VENDOR = {
     "xxhash.h": {"core"}, "xxh_x86dispatch.h": {"core"},
     "hwy/": {"kernel", "codec"},
-    "nlohmann/": {"store", "model", "files", "sync", "cli", "bench", "coordinator", "agent"},
+    "prometheus/": {"observe"}, "civetweb.h": {"observe"},
+    "nlohmann/": {"observe", "store", "model", "files", "sync", "cli", "bench", "coordinator", "agent"},
     "flatbuffers/": {"wire"},
     "zmq.hpp": {"transport/zmq"}, "zmq.h": {"transport/zmq", "transport/zmq_sparse"}, "openssl/": {"transport/tcp", "store"}, "curl/": {"store"}, "pugixml.hpp": {"store"},
     "yaml-cpp/": {"sync"},

@@ -24,6 +24,7 @@ constexpr Builtin kBuiltins[] = {
     {"qwen3-0.6b", "qwen3", 1024, 28, 16, 8, 128, 3072, 151936, true},
     {"qwen3-8b", "qwen3", 4096, 36, 32, 8, 128, 12288, 151936, false},
     {"qwen3-30b-a3b", "qwen3_moe", 2048, 48, 32, 4, 128, 6144, 151936, false, 128, 768},
+    {"qwen3-235b-a22b", "qwen3_moe", 4096, 94, 64, 4, 128, 12288, 151936, false, 128, 1536},
 };
 
 // Models whose configuration has keys of its own.
@@ -37,6 +38,12 @@ constexpr BuiltinText kTexts[] = {
 "num_attention_heads":128,"num_key_value_heads":128,"q_lora_rank":1536,"kv_lora_rank":512,"qk_nope_head_dim":128,
 "qk_rope_head_dim":64,"v_head_dim":128,"n_routed_experts":256,"n_shared_experts":1,"first_k_dense_replace":3,
 "num_nextn_predict_layers":1,"vocab_size":129280,"tie_word_embeddings":false})"},
+    {"kimi-k2",
+     R"({"model_type":"kimi_k2","architectures":["DeepseekV3ForCausalLM"],"torch_dtype":"bfloat16",
+"hidden_size":7168,"intermediate_size":18432,"moe_intermediate_size":2048,"num_hidden_layers":61,
+"num_attention_heads":64,"num_key_value_heads":64,"q_lora_rank":1536,"kv_lora_rank":512,"qk_nope_head_dim":128,
+"qk_rope_head_dim":64,"v_head_dim":128,"n_routed_experts":384,"n_shared_experts":1,"first_k_dense_replace":1,
+"num_nextn_predict_layers":0,"vocab_size":163840,"tie_word_embeddings":false})"},
     {"qwen3-next-80b-a3b",
      R"({"model_type":"qwen3_next","architectures":["Qwen3NextForCausalLM"],"torch_dtype":"bfloat16",
 "hidden_size":2048,"intermediate_size":5120,"moe_intermediate_size":512,"shared_expert_intermediate_size":512,

@@ -98,6 +98,8 @@ TEST(Builtin, ParameterCounts) {
       {"qwen3-0.6b", 596'049'920},
       {"qwen3-8b", 8'190'735'360},
       {"qwen3-30b-a3b", 30'532'122'624},
+      {"qwen3-235b-a22b", 235'093'634'560},
+      {"kimi-k2", 1'026'408'232'448},
       // With its draft layer, less that layer's copies of the embedding and the head.
       {"deepseek-v3", 682'636'487'424},
       {"qwen3-next-80b-a3b", 79'674'391'296},
