@@ -43,20 +43,27 @@ std::string vllm_draft_parameter(const Row& row, std::string name) {
 }  // namespace
 
 const Side& vllm_side() {
-  static const Side side{
-      .name = "vllm",
-      .engine = true,
-      .name_of = [](const Spec&, const ModelConfig&, const Row& row,
-                    Per per) { return names_of(row, row.engine, per); },
-      .keys = {{"tp", 1}, {"ep", 1}, {"dp", 1}, {"placement", 1, "linear|round_robin"}, kSharedKey, kQuantKeys[0], kQuantKeys[1], kQuantKeys[2], kQuantKeys[3]},
-      .grids = vllm_grids,
-      .rules =
-          [](const Spec& spec, const ModelConfig&) {
-            return engine_rules("tp", round_robin(spec) ? CutRule::kRobin : CutRule::kLinear);
-          },
-      .check = vllm_check,
-      .drafts = false,
-      .draft_parameter = vllm_draft_parameter};
+  static const Side side{.name = "vllm",
+                         .engine = true,
+                         .name_of = [](const Spec&, const ModelConfig&, const Row& row,
+                                       Per per) { return names_of(row, row.engine, per); },
+                         .keys = {{"tp", 1},
+                                  {"ep", 1},
+                                  {"dp", 1},
+                                  {"placement", 1, "linear|round_robin"},
+                                  kSharedKey,
+                                  kQuantKeys[0],
+                                  kQuantKeys[1],
+                                  kQuantKeys[2],
+                                  kQuantKeys[3]},
+                         .grids = vllm_grids,
+                         .rules =
+                             [](const Spec& spec, const ModelConfig&) {
+                               return engine_rules("tp", round_robin(spec) ? CutRule::kRobin : CutRule::kLinear);
+                             },
+                         .check = vllm_check,
+                         .drafts = false,
+                         .draft_parameter = vllm_draft_parameter};
   return side;
 }
 
