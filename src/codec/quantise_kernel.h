@@ -61,7 +61,7 @@ REFIT_HD inline void walk(const QuantParams& p, const DeviceCell& cell, std::int
     Values<Raw, kEach> v;
     int n = kEach;
     if (cell.cols - c >= kEach) {
-      v = *reinterpret_cast<const Values<Raw, kEach>*>(at);
+      v = grid::load_wide<Values<Raw, kEach>>(at);
     } else {
       n = static_cast<int>(cell.cols - c);
       REFIT_UNROLL  // with indices known, values stay in registers
@@ -107,7 +107,7 @@ REFIT_HD inline void put_codes(const QuantParams& p, const DeviceCell& cell, flo
     REFIT_UNROLL
     for (int e = 0; e < kEach; ++e)
       codes.raw[e] = e4m3_of(std::bit_cast<float>(value_bits(v.raw[e], p.p.dtype)) / scale);
-    if (n == kEach) *reinterpret_cast<Values<std::uint8_t, kEach>*>(to) = codes;
+    if (n == kEach) grid::store_wide(to, codes);
     else
       REFIT_UNROLL
       for (int e = 0; e < kEach; ++e)
