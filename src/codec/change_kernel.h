@@ -49,7 +49,8 @@ struct ScanKernel {
       std::uint32_t bits = 0;
       const std::int64_t at = from + 8 * g;
       if (p.aligned && 8 * g + 8 <= n) {
-        const auto a = reinterpret_cast<const Eight<E>*>(p.base)[at / 8], b = reinterpret_cast<const Eight<E>*>(p.next)[at / 8];
+        const auto a = grid::load_wide<Eight<E>>(p.base + at * static_cast<std::int64_t>(sizeof(E)));
+        const auto b = grid::load_wide<Eight<E>>(p.next + at * static_cast<std::int64_t>(sizeof(E)));
         REFIT_UNROLL
         for (int e = 0; e < 8; ++e) bits |= static_cast<std::uint32_t>(a.e[e] != b.e[e]) << e;
       } else {

@@ -61,10 +61,11 @@ REFIT_HD inline void walk(const QuantParams& p, const DeviceCell& cell, std::int
     Values<Raw, kEach> v;
     int n = kEach;
     if (cell.cols - c >= kEach) {
-      v = *reinterpret_cast<const Values<Raw, kEach>*>(at);
+      v = grid::load_wide<Values<Raw, kEach>>(at);
     } else {
       n = static_cast<int>(cell.cols - c);
-      for (int e = 0; e < n; ++e) v.raw[e] = reinterpret_cast<const Raw*>(at)[e];
+      REFIT_UNROLL  // with indices known, values stay in registers
+      for (int e = 0; e < kEach; ++e) v.raw[e] = e < n ? reinterpret_cast<const Raw*>(at)[e] : Raw{0};
     }
     fn(r, cell.col + c, v, n);
   }
@@ -79,9 +80,10 @@ REFIT_HD inline std::uint32_t finite_peak(const QuantParams& p, const DeviceCell
                                           std::int64_t last, std::int64_t step) {
   std::uint32_t peak = 0;
   walk<Raw, kEach>(p, cell, first, last, step,
-                   [&](std::int64_t row, std::int64_t col, const Values<Raw, kEach>& v, int n) {
-    for (int e = 0; e < n; ++e) {
-      const std::uint32_t a = value_bits(v.raw[e], p.p.dtype) & 0x7fffffff;
+                   [&](std::int64_t row, std::int64_t col, const Values<Raw, kEach>& v, int) {
+    REFIT_UNROLL
+    for (int e = 0; e < kEach; ++e) {
+      const std::uint32_t a = value_bits(v.raw[e], p.p.dtype) & 0x7fffffff;  // 0 behind the last
       if (a < kInfBits) {
         if (a > peak) peak = a;
       } else if (a == kInfBits) {
@@ -102,11 +104,14 @@ REFIT_HD inline void put_codes(const QuantParams& p, const DeviceCell& cell, flo
                    [&](std::int64_t row, std::int64_t col, const Values<Raw, kEach>& v, int n) {
     std::byte* const to = p.codes + row * p.p.cols + col;
     Values<std::uint8_t, kEach> codes;
-    for (int e = 0; e < n; ++e)
+    REFIT_UNROLL
+    for (int e = 0; e < kEach; ++e)
       codes.raw[e] = e4m3_of(std::bit_cast<float>(value_bits(v.raw[e], p.p.dtype)) / scale);
-    if (n == kEach) *reinterpret_cast<Values<std::uint8_t, kEach>*>(to) = codes;
+    if (n == kEach) grid::store_wide(to, codes);
     else
-      for (int e = 0; e < n; ++e) to[e] = static_cast<std::byte>(codes.raw[e]);
+      REFIT_UNROLL
+      for (int e = 0; e < kEach; ++e)
+        if (e < n) to[e] = static_cast<std::byte>(codes.raw[e]);
   });
 }
 

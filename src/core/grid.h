@@ -53,6 +53,30 @@ class PerThread {
 #endif
 };
 
+// A plain struct of 8 or 16 bytes in one access; nvcc would else take it apart.
+template <typename T>
+REFIT_HD inline T load_wide(const void* at) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 16) return __builtin_bit_cast(T, *static_cast<const uint4*>(at));
+  if constexpr (sizeof(T) == 8) return __builtin_bit_cast(T, *static_cast<const uint2*>(at));
+#endif
+  return *static_cast<const T*>(at);
+}
+template <typename T>
+REFIT_HD inline void store_wide(void* at, const T& v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 16) {
+    *static_cast<uint4*>(at) = __builtin_bit_cast(uint4, v);
+    return;
+  }
+  if constexpr (sizeof(T) == 8) {
+    *static_cast<uint2*>(at) = __builtin_bit_cast(uint2, v);
+    return;
+  }
+#endif
+  *static_cast<T*>(at) = v;
+}
+
 // *order-free* operations on words that several threads share.
 REFIT_HD inline void atomic_add(std::uint32_t* at, std::uint32_t v) {
 #if defined(__CUDA_ARCH__)

@@ -88,22 +88,19 @@ struct MoveKernel {
       const std::int64_t at = (s.column + c) * kItem;
       const std::byte* const src = s.job.src + s.row_src[r] + at;
       std::byte* const dst = s.job.dst == nullptr ? nullptr : s.job.dst + s.row_dst[r] + at;
-      Pack<kWide> pack;
       const std::int32_t n = s.columns - c < kEach ? s.columns - c : kEach;
-      if (n == kEach) {
-        pack = *reinterpret_cast<const Pack<kWide>*>(src);
-        if (dst != nullptr) *reinterpret_cast<Pack<kWide>*>(dst) = pack;
-      } else {
-        for (std::int32_t b = 0; b < n * kItem; ++b) {
-          pack.byte[b] = static_cast<unsigned char>(src[b]);
-          if (dst != nullptr) dst[b] = src[b];
-        }
-      }
-      if (!s.job.digest) continue;
       Sums row;
-      REFIT_UNROLL
-      for (std::int32_t e = 0; e < kEach; ++e)
-        if (e < n) add(s, r, c + e, load_item(pack.byte + e * kItem, kItem), kItem, row);
+      if (n == kEach) {
+        const auto pack = *reinterpret_cast<const Pack<kWide>*>(src);
+        if (dst != nullptr) *reinterpret_cast<Pack<kWide>*>(dst) = pack;
+        if (!s.job.digest) continue;
+        REFIT_UNROLL  // with indices known, the pack stays in registers
+        for (std::int32_t e = 0; e < kEach; ++e) add(s, r, c + e, load_item(pack.byte + e * kItem, kItem), kItem, row);
+      } else {
+        for (std::int32_t b = 0; dst != nullptr && b < n * kItem; ++b) dst[b] = src[b];
+        if (!s.job.digest) continue;
+        for (std::int32_t e = 0; e < n; ++e) add(s, r, c + e, load_item(src + e * kItem, kItem), kItem, row);
+      }
       close_row(s, r, row, sums);
     }
   }

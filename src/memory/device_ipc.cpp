@@ -8,7 +8,7 @@ namespace {
 
 Status export_fd(const Device& device, CuPtr at, ExportedMemory& out) {
   const CudaApi& api = device.api();
-  int allowed = 0;
+  unsigned long long allowed = 0;
   REFIT_TRY(device.call("allowed handle types", api.pointer_attribute, static_cast<void*>(&allowed),
                         kCuAllowedHandleTypes, at));
   if ((allowed & kCuHandleFd) == 0)
