@@ -20,13 +20,13 @@ void fill_with_pattern(std::byte* data, std::int64_t bytes) {
 }
 
 // Two ends of one mover in this process, as two processes of a host would have them.
-struct Ends {
+struct TwoEnds {
   std::unique_ptr<transport::Mover> sender, reader;
   transport::LaneId sender_id, reader_id;
   transport::Peer of_sender, of_reader;  // whom each hears of
 
-  static Result<Ends> make(const std::string& name, Env& env, const std::string& directory, memory::Budget* budget) {
-    Ends e;
+  static Result<TwoEnds> make(const std::string& name, Env& env, const std::string& directory, memory::Budget* budget) {
+    TwoEnds e;
     transport::MoverOptions o{.runtime_dir = directory,
                               .job = hash128("doctor"),
                               .member = kSender,
@@ -65,7 +65,7 @@ Status completed(transport::Lane& lane, Env& env, std::size_t count, Deadline de
   return {};
 }
 
-Status push(Ends& e, Env& env, Deadline deadline) {
+Status push(TwoEnds& e, Env& env, Deadline deadline) {
   std::vector<std::byte> data(static_cast<std::size_t>(kBucketBytes));
   fill_with_pattern(data.data(), kBucketBytes);
   REFIT_ASSIGN(auto to, e.reader->open_push(e.reader_id, std::array{e.of_reader}));
@@ -90,7 +90,7 @@ Status push(Ends& e, Env& env, Deadline deadline) {
   return {};
 }
 
-Status pull(Ends& e, Env& env, memory::Budget* budget, Deadline deadline) {
+Status pull(TwoEnds& e, Env& env, memory::Budget* budget, Deadline deadline) {
   REFIT_ASSIGN(const memory::SharedRegion region, memory::SharedRegion::make(env, kBucketBytes, budget, "doctor"));
   fill_with_pattern(region.data(), kBucketBytes);
   REFIT_ASSIGN(auto from, e.sender->open_pull(e.sender_id, std::array{e.of_sender}));
@@ -127,7 +127,7 @@ Status talk(transport::Mover& mover, transport::ControlAddress at, const std::op
 
 Result<std::string> try_data(const std::string& name, Env& env, const std::string& directory, Deadline deadline) {
   memory::Budget budget(64 * kBucketBytes);
-  REFIT_ASSIGN(Ends e, Ends::make(name, env, directory, &budget));
+  REFIT_ASSIGN(TwoEnds e, TwoEnds::make(name, env, directory, &budget));
   const transport::Capabilities can = e.sender->capabilities();
   REFIT_TRY(e.reader->reach(e.of_reader, deadline));
   if (can.push) REFIT_TRY(push(e, env, deadline));

@@ -110,8 +110,8 @@ TEST(Host, SaysHowMuchSharedMemoryIsMissing) {
   expect_complete(all);
   const Finding& f = named(all, "shared-memory");
   EXPECT_FALSE(f.works);
-  EXPECT_THAT(f.found, HasSubstr("need 8388608"));
-  EXPECT_THAT(f.found, HasSubstr("have 1048576"));
+  EXPECT_THAT(f.found, HasSubstr("need=8388608"));
+  EXPECT_THAT(f.found, HasSubstr("have=1048576"));
   EXPECT_TRUE(named(look_at_host(system_env(), {.root = {}, .shm_bytes = 1 << 20, .advertise = {}}), "shared-memory").works);
 }
 
