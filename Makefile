@@ -41,7 +41,8 @@ test-nixl: build ## the nixl transport with the real library (a venv, made once)
 	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=1 build/release/tests/conformance/conformance_pull --gtest_filter='nixl/*'
 	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=1 build/release/tests/procs/transport/nixl_process_test
 	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl REFIT_TEST_NIXL=tcp UCX_TLS=tcp,self build/release/tests/procs/transport/nixl_process_test
-	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl python3 tests/procs/demo/faults.py build/release/cli/refit --transport=nixl
+	VIRTUAL_ENV=$(CURDIR)/.cache/venv-nixl python3 tests/procs/demo/faults.py build/release/cli/refit --transport=nixl \
+	  source:0.1@lend source:0.1@voted 'target:1.2@transfer' 'target:0.0@transfer!stop' 'target:1.2@copying'
 
 test-gpu-double: ## the self-contained GPU check over the host double
 	scripts/check_gpu.sh --double

@@ -77,7 +77,9 @@ class Demo {
     say(fmt::format("processes: {} trainer ranks ({}), {} rollout ranks ({}), coordinator at {}", source_->world(),
                     options_.source, target_->world(), options_.target, fleet_->address()));
     if (options_.encoding_in_use() != "raw") say("buckets: unchanged, delta or raw, whichever is shortest");
-    if (!transport::mover_maps(options_.transport))
+    if (options_.transport == "nixl")
+      say("weights: nixl, security.bulk none (every address is loopback)");
+    else if (!transport::mover_maps(options_.transport))
       say(fmt::format("weights: {}, security.bulk {}, {} streams a pair", options_.transport, options_.security_bulk,
                       options_.streams));
     if (!watch_->metrics_url().empty()) {

@@ -225,7 +225,8 @@ Result<std::vector<bench::Row>> bench_nixl(const bench::Options& options) {
   return measure(d, row_of(options, d), options.repeats,
                  [](const DemoOptions& o, std::size_t, std::size_t targets) -> Ceiling {
                    const int threads = static_cast<int>(targets) * o.threads;
-                   return {"copy by " + std::to_string(threads) + " threads, memfd to arena; NIXL's reads are one more, "
+                   return {"copy by " + std::to_string(threads) +
+                               " threads, memfd to arena; NIXL's reads are one more, "
                                "into staging",
                            [threads](std::int64_t bytes) { return copy_seconds(threads, bytes, 1); }};
                  });
@@ -243,11 +244,11 @@ Result<std::vector<bench::Row>> bench_transpose(const bench::Options& options) {
     d.source = from;
     d.target = to;
     const std::string name = std::string("transpose.") + from + "-" + to;
-    REFIT_ASSIGN(const std::vector<bench::Row> all,
-                 measure(d, name, options.repeats, [](const DemoOptions&, std::size_t, std::size_t) -> Ceiling {
-                   return {"copy by 1 thread, memfd to arena",
-                           [](std::int64_t bytes) { return copy_seconds(1, bytes, 1); }};
-                 }));
+    REFIT_ASSIGN(
+        const std::vector<bench::Row> all,
+        measure(d, name, options.repeats, [](const DemoOptions&, std::size_t, std::size_t) -> Ceiling {
+          return {"copy by 1 thread, memfd to arena", [](std::int64_t bytes) { return copy_seconds(1, bytes, 1); }};
+        }));
     for (const bench::Row& r : all)
       if (r.name == name || r.name == name + ".transfer" || r.name == name + ".bytes") rows.push_back(r);
   }

@@ -25,7 +25,8 @@ Result<std::vector<Segment>> padded(const install::BucketTable& b) {
     const Segment& s = b.segments[i];
     REFIT_ASSIGN(const std::int64_t bytes, packed_bytes(s));
     if (const std::int64_t gap = b.packed_starts[i] - at; gap > 0)
-      out.push_back({.region = s.region, .offset = bytes > 0 ? s.offset : 0, .run_bytes = gap, .extents = {}, .strides = {}});
+      out.push_back(
+          {.region = s.region, .offset = bytes > 0 ? s.offset : 0, .run_bytes = gap, .extents = {}, .strides = {}});
     out.push_back(s);
     at = b.packed_starts[i] + bytes;
   }

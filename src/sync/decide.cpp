@@ -218,7 +218,8 @@ class Judge {
         out_.memory = "host";
         out_.available_reason = "over 'nixl', for weights in host memory; waiting: " + device;
       } else {
-        out_.available_reason = "waiting: " + device + " are not moved over NIXL in this build; device: cpu is, for weights "
+        out_.available_reason = "waiting: " + device +
+                                " are not moved over NIXL in this build; device: cpu is, for weights "
                                 "in host memory";
       }
     } else if (has(own)) {
@@ -331,8 +332,9 @@ KvScales judge_kv_scales(const Config& config, const Decision& decision, bool an
 }
 
 std::vector<std::string> built_presets() {
-  return {"IPCWeightSynchronizer", "HTTPWeightSynchronizer", "CollectiveWeightSynchronizer",
-          "SGLangCollectiveWeightSynchronizer", "SparseWeightSynchronizer", "CheckpointEngineWeightSynchronizer"};
+  return {"IPCWeightSynchronizer",        "HTTPWeightSynchronizer",
+          "CollectiveWeightSynchronizer", "SGLangCollectiveWeightSynchronizer",
+          "SparseWeightSynchronizer",     "CheckpointEngineWeightSynchronizer"};
 }
 
 Decision decide(const Config& config, const Declared& declared, std::span<const std::string> movers,

@@ -124,7 +124,8 @@ Result<std::unique_ptr<Agent::Read>> Agent::read(const std::string& peer, std::s
       return refused("list a run of bytes", kOk);
   }
   Handle request = nullptr;
-  if (const int rc = api_.create_xfer_req(agent_, kReadOperation, local.get(), remote.get(), peer.c_str(), &request, args_);
+  if (const int rc =
+          api_.create_xfer_req(agent_, kReadOperation, local.get(), remote.get(), peer.c_str(), &request, args_);
       rc != kOk)
     return refused("read from the source", rc, Code::kPeerLost);
   auto read = std::make_unique<Read>(*this, request);

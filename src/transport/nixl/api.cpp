@@ -54,8 +54,8 @@ Result<std::unique_ptr<Api>> load(const std::string& path) {
   api->from = path;
   api->agent_threads = kAgentThreads;
   api->crashes_at_exit = true;
-#define REFIT_NIXL_LOAD(name, parameters)                                                               \
-  api->name = reinterpret_cast<decltype(Api::name)>(::dlsym(handle, "nixl_capi_" #name));               \
+#define REFIT_NIXL_LOAD(name, parameters)                                                 \
+  api->name = reinterpret_cast<decltype(Api::name)>(::dlsym(handle, "nixl_capi_" #name)); \
   if (api->name == nullptr) return Error(Code::kUnsupported, path + " lacks nixl_capi_" #name);
   REFIT_NIXL_CALLS(REFIT_NIXL_LOAD)
 #undef REFIT_NIXL_LOAD
@@ -70,13 +70,16 @@ Result<const Api*> real_api(const std::string& library) {
   const std::lock_guard lock(mutex);
   std::string tried;
   for (const std::string& path : candidates(library)) {
-    if (const auto known = loaded.find(path); known != loaded.end()) return static_cast<const Api*>(known->second.get());
+    if (const auto known = loaded.find(path); known != loaded.end())
+      return static_cast<const Api*>(known->second.get());
     auto api = load(path);
     if (api.ok()) return static_cast<const Api*>((loaded[path] = std::move(*api)).get());
     tried += (tried.empty() ? "" : "; ") + api.error().message;
   }
-  return Error(Code::kUnsupported, "NIXL is not here (" + tried + "): pip install nixl-cu12 in the Python environment that "
-                                       "VIRTUAL_ENV names, or name the library in " + std::string(kPathVariable));
+  return Error(Code::kUnsupported, "NIXL is not here (" + tried +
+                                       "): pip install nixl-cu12 in the Python environment that "
+                                       "VIRTUAL_ENV names, or name the library in " +
+                                       std::string(kPathVariable));
 }
 
 }  // namespace refit::transport::nixl

@@ -73,9 +73,7 @@ Result<Hello> decode_hello(std::span<const std::byte> bytes) {
   return h;
 }
 
-Bytes encode(const Question& q) {
-  return Writer().u32(kQuestionMagic).u32(0).u64(q.number).u64(q.epoch.value).take();
-}
+Bytes encode(const Question& q) { return Writer().u32(kQuestionMagic).u32(0).u64(q.number).u64(q.epoch.value).take(); }
 Result<Question> decode_question(std::span<const std::byte> bytes) {
   Reader r(bytes);
   if (bytes.size() != kQuestionBytes || r.u32() != kQuestionMagic || r.u32() != 0) return bad("question");
@@ -133,7 +131,8 @@ Result<Descriptor> decode_descriptor(std::span<const std::byte> bytes) {
   for (std::uint64_t i = 0; i < count; ++i) {
     const std::uint64_t at = r.u64();
     const auto length = narrow<std::int64_t>(r.u64());
-    if (!length || *length < 0 || at > ~std::uint64_t{0} - static_cast<std::uint64_t>(*length) || (at == 0) != (*length == 0))
+    if (!length || *length < 0 || at > ~std::uint64_t{0} - static_cast<std::uint64_t>(*length) ||
+        (at == 0) != (*length == 0))
       return bad("descriptor: impossible region");
     d.regions.push_back({at, *length});
   }

@@ -20,8 +20,8 @@ class Exports {
     Bytes metadata;
     std::vector<LentRegion> regions;
   };
-  // Registers what is not registered yet, gives back what no open lend uses, and opens a lend under an epoch of its own.
-  // The agent starts with the first lend.
+  // Registers what is not registered yet, gives back what no open lend uses, and opens a lend under an epoch of its
+  // own. The agent starts with the first lend.
   Result<Lend> lend(std::span<const memory::RegionRef> regions);
   void revoke(MemoryEpoch epoch);
   bool open(MemoryEpoch epoch) const;

@@ -69,8 +69,9 @@ Result<std::unique_ptr<Mover>> make_over(const MoverOptions& o, const Api& api) 
   if (o.net.security != "none" && o.net.security != "mac")
     return Error(Code::kUnsupported, "refit.security.bulk '" + o.net.security + "': nixl has none");
   if (o.net.security == "mac" && !stays_here(o.net.advertise_address))
-    return Error(Code::kUnsupported, "refit.security.bulk: nixl authenticates no byte on the way; between hosts that must "
-                                     "be spelled out as none, or use tcp");
+    return Error(Code::kUnsupported,
+                 "refit.security.bulk: nixl authenticates no byte on the way; between hosts that must "
+                 "be spelled out as none, or use tcp");
   if (o.net.nixl.backend.empty() || o.net.nixl.backend.size() > kLongestName)
     return Error(Code::kInvalid, "backend_name must be the name of a NIXL plugin, such as UCX");
   REFIT_ASSIGN(auto engine, Engine::start(o, api));

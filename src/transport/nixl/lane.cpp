@@ -87,7 +87,8 @@ Result<std::uint64_t> PullLaneNixl::request(BucketId bucket, std::uint32_t sende
   REFIT_ASSIGN(const std::int64_t bytes, check_segments(bucket, segments, loan->sizes));
   REFIT_ASSIGN(Cut cut, nixl::cut(segments, bytes));
   if (cut.slot > engine_->staging_limit())
-    return Error(Code::kUnsupported, "refit.staging_bytes does not hold this bucket: raise it, or lower refit.bucket_bytes")
+    return Error(Code::kUnsupported,
+                 "refit.staging_bytes does not hold this bucket: raise it, or lower refit.bucket_bytes")
         .at_peer(peer->second.name)
         .at_bucket(std::to_string(bucket.value))
         .amounts(cut.slot, engine_->staging_limit());
@@ -128,8 +129,7 @@ Result<Lease> PullLaneNixl::next(Deadline deadline) {
       return hand_out(std::move(a));
     }
     if (deadline.over()) break;
-    state_->changed.wait_for(
-        lock, std::chrono::nanoseconds(std::min<std::int64_t>(deadline.left_ns(), kNsPerSecond)));
+    state_->changed.wait_for(lock, std::chrono::nanoseconds(std::min<std::int64_t>(deadline.left_ns(), kNsPerSecond)));
   }
   if (asked_.empty()) return Error(Code::kTimeout, "no bucket was asked for");
   const auto& [sender, bucket] = asked_.front();

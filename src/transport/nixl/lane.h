@@ -25,9 +25,9 @@ class PullLaneNixl final : public PullLane {
   Result<Lease> hand_out(Arrived arrived);
   void end_lend();
 
-  const std::shared_ptr<Engine> engine_;      // shared by the mover and its lanes, which may outlive it
-  const std::shared_ptr<LaneState> state_;    // shared with the engine
-  std::mutex lend_mutex_;                     // abort() may end the lend from another thread
+  const std::shared_ptr<Engine> engine_;    // shared by the mover and its lanes, which may outlive it
+  const std::shared_ptr<LaneState> state_;  // shared with the engine
+  std::mutex lend_mutex_;                   // abort() may end the lend from another thread
   std::optional<MemoryEpoch> lend_;
   std::map<std::uint32_t, std::shared_ptr<Loan>> loans_;  // by sender; shared with requests and what they brought
   std::map<std::uint32_t, std::shared_ptr<Loan>> read_;   // what next() handed out last

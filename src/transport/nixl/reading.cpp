@@ -219,8 +219,7 @@ void Engine::abandon(Work& w) {
   w.phase = Phase::kOver;
   if (w.flying.empty()) return;
   const auto link = links_.find(w.ask.sender);
-  orphans_.push_back(
-      {std::move(w.flying), std::move(w.slot), link == links_.end() ? nullptr : link->second});
+  orphans_.push_back({std::move(w.flying), std::move(w.slot), link == links_.end() ? nullptr : link->second});
 }
 
 void Engine::look_at_orphans() {
@@ -259,8 +258,8 @@ bool Engine::in_flight_to(const Link& link) const {
          std::any_of(orphans_.begin(), orphans_.end(), [&](const Orphan& o) { return o.link.get() == &link; });
 }
 
-// A read that stalled may write its bytes whenever its peer goes on, and its agent must stay until then. Requests of other
-// peers start over with the next agent, into staging of their own.
+// A read that stalled may write its bytes whenever its peer goes on, and its agent must stay until then. Requests of
+// other peers start over with the next agent, into staging of their own.
 void Engine::set_aside() {
   Stuck stuck{std::move(agent_), std::move(orphans_), std::move(staging_)};
   orphans_.clear();

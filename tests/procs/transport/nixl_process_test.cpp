@@ -180,7 +180,8 @@ TEST_F(NixlProcess, TargetKilledLeavesTheSourceWhole) {
   for (int i = 0; i < 3; ++i) {
     Child target(as("target", dir));
     ASSERT_EQ(target.read(), "ready");
-    EXPECT_EQ(target.ask("read 1 " + card.substr(card.find(' ') + 1) + " " + d.substr(d.find(' ') + 1) + " 20", 30), "ok");
+    EXPECT_EQ(target.ask("read 1 " + card.substr(card.find(' ') + 1) + " " + d.substr(d.find(' ') + 1) + " 20", 30),
+              "ok");
     target.kill();
     std::string after;
     for (const Deadline deadline = Deadline::after_s(3); after != before && !deadline.over();

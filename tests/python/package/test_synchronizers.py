@@ -104,6 +104,24 @@ class Choice(unittest.TestCase):
         self.addCleanup(by_words.shutdown)
         self.assertIsInstance(by_words, synchronizers.IPCWeightSynchronizer)
 
+    def test_nixl_between_host_memories(self):
+        config = yaml(False, selector="nixl")
+        config["policy"]["generation"]["refit_cfg"] = {"nixl": {"device": "cpu", "backend_init_params": {"num_workers": "1"}}}
+        made = self.made(config, train_cluster=1, inference_world_size=1)
+        self.assertIsInstance(made, synchronizers.CheckpointEngineWeightSynchronizer)
+        self.assertEqual(made.decision.facts["memory"], "host")
+        self.assertEqual(made.decision.facts["options"]["nixl_params"], [["num_workers", "1"]])
+
+    def test_nixl_takes_its_share_of_memory_and_no_more(self):
+        options = {"staging_bytes": 256 << 20, "bucket_bytes": 32 << 20}
+        synchronizers._fit_nixl(options, 0.05, 64 << 30)
+        self.assertEqual(options, {"staging_bytes": 256 << 20, "bucket_bytes": 32 << 20})
+        synchronizers._fit_nixl(options, 0.05, 1 << 30)
+        self.assertEqual(options, {"staging_bytes": int(0.05 * (1 << 30)), "bucket_bytes": int(0.05 * (1 << 30)) // 2})
+        with self.assertRaises(refit.InvalidError) as caught:
+            synchronizers._fit_nixl(options, 0.001, 1 << 30)
+        self.assertIn("update_weights_bucket_memory_ratio", str(caught.exception))
+
     def refused(self, kind, part, config, **named):
         with self.assertRaises(kind) as caught:
             self.made(config, **named)

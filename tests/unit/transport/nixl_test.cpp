@@ -43,7 +43,8 @@ TEST(NixlCut, RandomSegmentsArriveAsGathered) {
   for (int round = 0; round < 300; ++round) {
     std::vector<Segment> segments;
     for (std::uint64_t n = random() % 5; segments.size() < n;) {
-      Segment s{0, static_cast<std::int64_t>(random() % region.size()), static_cast<std::int64_t>(random() % 6000), {}, {}};
+      Segment s{
+          0, static_cast<std::int64_t>(random() % region.size()), static_cast<std::int64_t>(random() % 6000), {}, {}};
       for (std::uint64_t axes = random() % 3; s.extents.size() < axes;) {
         s.extents.push_back(static_cast<std::int64_t>(random() % 6));
         s.strides.push_back(static_cast<std::int64_t>(random() % 20'000) - 5000);
@@ -90,7 +91,8 @@ struct Ends {
   }
   Result<std::unique_ptr<PullLane>> lend(std::uint64_t round, Bytes* descriptor) {
     REFIT_ASSIGN(auto lane, source->open_pull(id(1, round), {}));
-    const memory::RegionRef region{weights.data(), static_cast<std::int64_t>(weights.size()), memory::Kind::kHost, nullptr};
+    const memory::RegionRef region{weights.data(), static_cast<std::int64_t>(weights.size()), memory::Kind::kHost,
+                                   nullptr};
     REFIT_ASSIGN(*descriptor, lane->expose({&region, 1}));
     return lane;
   }

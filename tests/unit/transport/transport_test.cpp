@@ -11,7 +11,8 @@ namespace refit::transport {
 namespace {
 
 TEST(Registry, NamesWhatIsBuilt) {
-  EXPECT_EQ(mover_names(), (std::vector<std::string>{"loopback", "sim", "shm", "zmq", "tcp", "zmq_sparse"}));
+  EXPECT_EQ(mover_names(), (std::vector<std::string>{"loopback", "sim", "shm", "zmq", "tcp", "zmq_sparse", "nixl",
+                                                     "nixl_host_double"}));
   const auto none = make_mover("carrier-pigeon", {});
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.error().code, Code::kUnsupported);
