@@ -54,15 +54,20 @@ def run(command, seconds, env=None):
     except subprocess.TimeoutExpired:
         program.kill()
         reap()
-        program.communicate()
+        program.stdout.close()
+        program.stderr.close()
+        program.wait(20)
         return {"error": f"deadline of {seconds:g} s"}
     finally:
         reap()
     for line in reversed(out.splitlines()):
         if line.startswith("{"):
             try:
-                return json.loads(line)
+                said = json.loads(line)
             except ValueError:
                 break
+            if program.returncode and said.get("errors"):  # as the command line of Refit says it
+                return {"error": str(said["errors"][0].get("message"))[:400]}
+            return said
     last = [line for line in err.strip().splitlines() if line.strip()][-1:]
     return {"error": f"exit code {program.returncode}: {last[0].strip() if last else 'no word'}"[:400]}

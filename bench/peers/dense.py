@@ -1,6 +1,6 @@
 """One row of the dense work in a process tree of its own: dense.py ROW --bytes N --repeats K. Prints one JSON object: seconds of each
-repeat from the first trainer's start to the last rollout rank's end, processor seconds, and how many tensors were wrong in all
-repeats, the warm-up among them. A row that cannot run is an object with its reason."""
+repeat from the first trainer's start to the last rollout rank's end, and processor seconds. A row that cannot run, or that left a
+wrong byte in any repeat or warm-up, is an object with its reason."""
 
 import argparse
 import json
@@ -95,7 +95,9 @@ def main():
     folder = tempfile.mkdtemp(prefix="d-")  # short: Ray puts sockets there
     try:
         walls, cpus, wrong, *more = ROWS[o.row](model, o.repeats, folder, o.seconds)
-        out = {"walls_s": walls, "cpu_s": cpus, "wrong": wrong, **(more[0] if more else {})}
+        if wrong:
+            raise group.Failure(f"{wrong} tensors held other bytes than were sent, over all repeats and ranks")
+        out = {"layers": model.layers, "useful_bytes": model.useful_bytes(), "walls_s": walls, "cpu_s": cpus, **(more[0] if more else {})}
     except Exception as e:
         print(f"{o.row}: {type(e).__name__}: {e}", file=sys.stderr)
         out = {"error": f"{type(e).__name__}: {e}"}

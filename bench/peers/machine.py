@@ -31,7 +31,7 @@ def describe():
         "memory_gib": round(int(first("/proc/meminfo", "MemTotal").split()[0]) / 2**20, 1),
         "huge_pages": text("/sys/kernel/mm/transparent_hugepage/enabled"),
         "shared_huge_pages": text("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
     }
 
@@ -45,6 +45,7 @@ def versions(python):
 
 def commit(root):
     """Of the sources, with a + where they differ from it."""
+
     def git(*words):
         return subprocess.run(["git", "-C", str(root), *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=60).stdout.strip()
 

@@ -6,6 +6,8 @@ The planner's files come from the wheel as they are. Its packages' __init__ file
 for them. Parameter metadata is what its own extraction would gather from such models; it is made outside the clock."""
 
 import argparse
+import functools
+import gc
 import importlib
 import json
 import os
@@ -128,10 +130,9 @@ def main():
     parser.add_argument("--ranks", type=int, default=8, help="destination ranks planned, a divisor of 256")
     parser.add_argument("--repeats", type=int, default=3)
     o = parser.parse_args()
-    import functools
-
     import torch
 
+    gc.disable()  # millions of objects live at once: walking them would be no part of planning
     planner, utils = load(o.mcore)
     generate, layers, experts = MODELS[o.model]
     parameters = list(generate())

@@ -4,7 +4,7 @@ import html
 import math
 
 _OURS, _PEER, _INK, _FAINT = "#c2410c", "#64748b", "#1e293b", "#cbd5e1"
-_LEFT, _WIDTH, _ROW, _TOP = 250, 430, 22, 56
+_LEFT, _WIDTH, _ROW, _TOP = 275, 430, 22, 56
 
 
 def _ticks(high, low, log):
@@ -40,10 +40,12 @@ def bars(title, unit, rows, log=False, mark=None):
     out.append(f'<text x="{_LEFT + _WIDTH / 2}" y="{bottom + 33}" text-anchor="middle" fill="{_INK}">{html.escape(unit)}{", log scale" if log else ""}</text>')
     for i, (label, value, low, high, ours) in enumerate(rows):
         y, color = _TOP + _ROW * i, _OURS if ours else _PEER
-        out.append(f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end" fill="{_INK}"{" font-weight=" + chr(34) + "bold" + chr(34) if ours else ""}>{html.escape(label)}</text>')
+        weight = "bold" if ours else "normal"
+        out.append(f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end" font-weight="{weight}" fill="{_INK}">{html.escape(label)}</text>')
         out.append(f'<rect x="{_LEFT}" y="{y}" width="{max(x(value) - _LEFT, 1):.1f}" height="15" fill="{color}"/>')
         out.append(f'<line x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{y + 7.5}" y2="{y + 7.5}" stroke="{_INK}" stroke-width="1.5"/>')
-        out.append(f'<text x="{max(x(high), x(value)) + 6:.1f}" y="{y + 12}" fill="{_INK}">{value:.3g}</text>')
+        text = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        out.append(f'<text x="{max(x(high), x(value)) + 6:.1f}" y="{y + 12}" fill="{_INK}">{text}</text>')
     if mark:
         out.append(f'<line x1="{x(mark[0]):.1f}" x2="{x(mark[0]):.1f}" y1="{_TOP - 6}" y2="{bottom}" stroke="{_INK}" stroke-dasharray="4 3"/>')
         out.append(f'<text x="{x(mark[0]):.1f}" y="{_TOP - 10}" text-anchor="middle" fill="{_INK}">{html.escape(mark[1])}</text>')

@@ -38,9 +38,6 @@ class Results:
             out += said if isinstance(said, list) else []
         return figure(out)
 
-    def sum(self, row, key):
-        return sum(p[key] for p in self.passes(row))
-
     def bench(self, row, name, what="value"):
         """A row of `refit bench`, one figure a pass, each its median of the repeats. what: value, ceiling or ratio."""
         return figure([r[what] for said in self.passes(row) for r in said["rows"] if r["name"] == name])

@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import pathlib
-import shlex
 import signal
 import subprocess
 import sys
@@ -108,7 +107,7 @@ class Run:
                 said = children.run(command, seconds or self.o.seconds, {**places, **(env or {})})
         entry = self.rows.setdefault(name, {"passes": []})
         if not isinstance(command, str):
-            entry["command"] = shlex.join(self.shorten(c) for c in command)
+            entry["command"] = " ".join(self.shorten(c) for c in command)
         entry["passes"].append(said)
         say(f"{name}: {said['error'] if 'error' in said else 'ok'} ({time.monotonic() - start:.1f} s)")
 
@@ -118,11 +117,15 @@ class Run:
         for path, name in ((self.refit, "refit"), (self.python, "python"), (self.torchstore, "python"), (self.mcore, f".cache/megatron-core-{MCORE}")):
             if path and text == str(path):
                 return name
-        return text.replace(f"{ROOT}/", "")
+        text = text.replace(f"{ROOT}/", "")
+        return f"…/{os.path.basename(text)}" if text.startswith("/") else text
 
-    def script(self, name, *arguments, python=None):
-        python = python or self.python
-        return [python, HERE / name, *map(str, arguments)] if python else self.no_python
+    def script(self, name, *arguments, python=""):
+        """A program of this folder by the peers' Python or another; without one, the reason."""
+        python = self.python if python == "" else python
+        if python is None:
+            return self.no_torchstore if self.python else self.no_python
+        return [python, HERE / name, *map(str, arguments)]
 
     def one_pass(self, number):
         o = self.o
@@ -130,11 +133,10 @@ class Run:
         self.row("ceilings", self.script("ceilings.py", "--bytes", min(o.bytes, 1 << 30), *k, "--build", o.out.resolve()))
         turn = number % len(DENSE)
         for name in DENSE[turn:] + DENSE[:turn]:  # another one begins each pass
-            work = self.script("dense.py", name, "--bytes", o.bytes, *k, "--seconds", o.seconds)
-            if name == "torchstore":
-                work = self.script("dense.py", name, "--bytes", o.bytes, *k, "--seconds", o.seconds, python=self.torchstore) if self.torchstore else self.no_torchstore
+            python = self.torchstore if name == "torchstore" else self.python
+            work = self.script("dense.py", name, "--bytes", o.bytes, *k, "--seconds", o.seconds, python=python)
             self.row(f"dense.{name}", work, o.seconds + 30, self.package)
-        model = ["smollm2-135m"] if o.bytes < 10**9 else []  # else the bench's own, 2.5 GB
+        model = ["llama-3.2-1b@layers=1"] if o.bytes < 10**9 else []  # 0.65 GB; else the bench's own, 2.5 GB
         bench = lambda name, *words: [self.refit, "bench", name, "--json", *map(str, words)]  # noqa: E731
         self.row("refit.shm", bench("shm", *k, *model))
         self.row("refit.tcp", bench("tcp", *k, *model))
@@ -144,10 +146,11 @@ class Run:
         self.row("quantise.torch", self.script("quantise.py", "--bytes", o.mib << 20, *k, "--build", o.out.resolve()), 2 * o.seconds)
         self.row("refit.quantize", bench("quantize", *k, "--mib", o.mib))
         self.row("refit.gather", bench("gather", *k, "--mib", o.mib))
-        self.row("refit.transpose", bench("transpose", *k, *(["smollm2-135m"] if model else [])))
+        if number == 0 and not o.quick:  # minutes, and no peer beside it
+            self.row("refit.transpose", bench("transpose", *k), 2 * o.seconds)
         for world in PLANS:
             self.row(f"plan.{world}.refit", self.script("planner_refit.py", "--model", world, *k), env=self.package)
-            ranks, times = (o.planner_ranks, 1) if number == 0 else (8, o.repeats)  # the world once, then an eighth of a replica
+            ranks, times = (o.planner_ranks, 1) if number == 0 else (8, o.repeats)  # the world once, then 8 destinations
             work = self.script("planner.py", "--mcore", self.mcore, "--model", world, "--ranks", ranks, "--repeats", times) if self.mcore else self.no_mcore
             self.row(f"plan.{world}.megatron", work, 4 * o.seconds)
         self.row("refit.plan", bench("plan", *k, "plan.deepseek-v3"))
@@ -158,8 +161,8 @@ class Run:
         if self.torchstore:
             mine.update({f"{n} (torchstore's)": v for n, v in machine.versions(self.torchstore).items() if n.lower() in SHORT})
         return {
-            "format": 1, "started": started, "seconds": round(seconds), "command": shlex.join(["bench/peers/run.py", *sys.argv[1:]]),
-            "options": {k: v if isinstance(v, (int, float, str, bool)) else self.shorten(v) for k, v in vars(o).items()},
+            "format": 1, "started": started, "seconds": round(seconds), "command": " ".join(["bench/peers/run.py", *(self.shorten(a) for a in sys.argv[1:])]),
+            "options": {k: v if isinstance(v, (int, float, str)) else self.shorten(v) for k, v in vars(o).items()},
             "machine": machine.describe(), "load": load,
             "versions": {n: v for n, v in mine.items() if n.lower() in SHORT or "torchstore" in n} | {"megatron-core": MCORE, "refit": machine.commit(ROOT)},
             "rows": self.rows,
