@@ -142,7 +142,7 @@ class Pages(unittest.TestCase):
         text, plots = self.written()
         for label in [label for label, _, _ in page.DENSE.values() if label != "torchstore"] + list(page.CODECS.values()) + [q[0] for q in page.QUANTISE.values()]:
             self.assertIn(label, text)
-        self.assertEqual(len(plots), 2 + len(page.DENSITIES) + 1)
+        self.assertEqual(len(plots), 2 + len(page.DENSITIES) + 2)
         self.assertIn("quick run", text)
         self.assertIn("`dense.torchstore` has no figure in 1 of 1 passes: its environment was not asked for", text)
 
