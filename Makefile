@@ -121,10 +121,14 @@ docs-pages: build ## writes the pages that are printed from code, figures and --
 bench: build ## figures, each beside its ceiling of the same run
 	@for b in shm gather digest delta plan transpose; do build/release/cli/refit bench $$b; done
 
+bench-peers: build ## the same work through peers and Refit in one run, half an hour on a quiet machine (4.5 GB once; WRITE=1 keeps the page)
+	bench/peers/run.py --out build/peers $(ARGS)
+	$(if $(WRITE),python3 bench/peers/page.py build/peers/peers.json docs/measured)
+
 check-gpu: ## builds and runs the GPU checks by themselves (nvcc, g++, cmake), or says what they lack
 	@scripts/check_gpu.sh
 
 clean: ## remove builds, keep caches
 	rm -rf build
 
-.PHONY: help deps build demo test test-full $(LONG) docs-pages bench check-gpu clean
+.PHONY: help deps build demo test test-full $(LONG) docs-pages bench bench-peers check-gpu clean
