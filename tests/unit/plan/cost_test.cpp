@@ -90,7 +90,7 @@ TEST(Cost, RefusesTablesThatMakeNoSense) {
     spoil(t);
     const Status s = check_links(t);
     ASSERT_FALSE(s.ok()) << key;
-    EXPECT_THAT(s.error().message, testing::HasSubstr(key));
+    EXPECT_THAT(s.error().message, ::testing::HasSubstr(key));
   };
   refused([](LinkTable& t) { t.nic_rank = 0; }, "both missing");
   refused([](LinkTable& t) { t.nic_host = -1; }, "nic_gbps_per_host");
