@@ -4,7 +4,7 @@
 
 #include "bench/bench.h"
 #include "codec/codec.h"
-#include "engine/training_step.h"
+#include "engine/engine.h"
 
 namespace refit::bench {
 namespace {

@@ -34,6 +34,7 @@ What other systems publish about themselves stands, with sources, in the [compar
 # Read from the environment: every literal of the sources that is one, and what it does.
 VARIABLES = {
     "REFIT_FORCE_ISA": "instruction set of the kernels, by a name that `refit --version` lists; one that this machine lacks is refused",
+    "REFIT_NIXL_LIBRARY": "NIXL's C API (`libnixl_capi.so`), where it lies neither in the Python environment nor on the library path",
     "XDG_RUNTIME_DIR": "where private directories for sockets are made (`refit-…`), if it is an absolute path",
     "TMPDIR": "the same, without `XDG_RUNTIME_DIR`; else `/tmp`",
     "HOME": "where `~/.aws` lies",
@@ -103,7 +104,7 @@ def measured(refit):
         if bench not in known:
             sys.exit(f"README's figure {row[0]}: no command of `refit bench` is known to measure it (BENCH in scripts/docs_pages.py)")
         out.append("| " + " | ".join([*row, f"`refit bench {bench}`"]) + " |")
-    return "\n".join([*out, "", after.replace("](docs/", "](").replace("`docs/design/digest.md`", "[the digest](design/digest.md)").rstrip()]) + "\n" + ELSEWHERE
+    return "\n".join([*out, "", after.replace("](docs/", "](").replace("](bench/", "](../bench/").replace("`docs/design/digest.md`", "[the digest](design/digest.md)").rstrip()]) + "\n" + ELSEWHERE
 
 
 def main():

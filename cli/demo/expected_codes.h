@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/demo/model_source.h"
-#include "codec/quantise.h"
+#include "codec/codec.h"
 
 namespace refit::cli {
 

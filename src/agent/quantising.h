@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "codec/quantise.h"
+#include "codec/codec.h"
 #include "kernel/kernel.h"
 #include "memory/memory.h"
 #include "plan/plan.h"

@@ -16,18 +16,19 @@ import tiny_model  # noqa: E402
 REFIT = sys.argv[1]
 # 6 query heads of 64, 2 of keys: q 384 rows, k and v 128; MLP 384; hidden 192.
 SIZES = {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 384}
-# source, target, transport, encoding, further options; whether blocks are cut over sources
+THIRDS = SIZES | {"num_key_value_heads": 3}
+# sizes, source, target, transport, encoding, further options; whether blocks are cut over sources
 CASES = [
-    ("fsdp=2,tp=2", "vllm:tp=3,replicas=2,quant=fp8_block,keep=self_attn", "shm", "raw", ["--kill", "target:0.1@transfer"], True),
-    ("fsdp=5", "vllm:tp=1,replicas=2,quant=fp8_block_pow2", "tcp", "delta", ["--kill", "source:0.2@seal"], True),
-    ("fsdp=3", "vllm:tp=2,replicas=2,quant=fp8_channel,keep_last=1", "tcp", "delta", ["--kill", "target:1.0@copying"], False),
-    ("megatron:tp=2", "sglang:tp=2,quant=fp8_tensor", "shm", "raw", ["--kill", "source:0.0@lend"], True),
-    ("fsdp=2,tp=2", "vllm:tp=2,quant=mxfp8", "tcp", "raw", [], False),
+    (THIRDS, "fsdp=4", "vllm:tp=3,replicas=2,quant=fp8_block,keep=self_attn", "shm", "raw", ["--kill", "target:0.1@transfer"], True),
+    (SIZES, "fsdp=5", "vllm:tp=1,replicas=2,quant=fp8_block_pow2", "tcp", "delta", ["--kill", "source:0.2@seal"], True),
+    (SIZES, "fsdp=3", "vllm:tp=2,replicas=2,quant=fp8_channel,keep_last=1", "tcp", "delta", ["--kill", "target:1.0@copying"], False),
+    (SIZES, "megatron:tp=2", "sglang:tp=2,quant=fp8_tensor", "shm", "raw", ["--kill", "source:0.0@lend"], True),
+    (SIZES, "fsdp=2,tp=2", "vllm:tp=2,quant=mxfp8", "tcp", "raw", [], False),
 ]
 
 
 def run(model, runtime, case):
-    source, target, transport, encoding, more, exchange = case
+    _, source, target, transport, encoding, more, exchange = case
     command = [REFIT, "demo", "--model", str(model), "--source", source, "--target", target, "--steps", "3", "--transport", transport, "--encoding", encoding, "--bucket-bytes", "65536", "--stall-timeout-s", "5", "--json", *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=os.environ | {"XDG_RUNTIME_DIR": str(runtime)})
     assert done.stdout, f"{target}: nothing on stdout; {done.stderr}"
@@ -44,10 +45,10 @@ def run(model, runtime, case):
 
 
 with tempfile.TemporaryDirectory() as home:
-    model = tiny_model.write(pathlib.Path(home) / "model", **SIZES)
     for i, case in enumerate(CASES):
         runtime = pathlib.Path(home) / f"run{i}"
         runtime.mkdir(mode=0o700)
+        model = tiny_model.write(pathlib.Path(home) / f"model{i}", **case[0])
         run(model, runtime, case)
     # A block that the engine's loader refuses is refused before anything starts, by name.
     refused = subprocess.run([REFIT, "demo", "--model", str(model), "--source", "fsdp=2", "--target", "vllm:tp=2,quant=fp8_block"], capture_output=True, text=True, timeout=60)

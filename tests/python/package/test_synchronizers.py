@@ -439,7 +439,7 @@ class Ranks(unittest.TestCase):
         self.assertEqual(len(self.told(torch, lambda: torch.agree({}, None), ("describe", broken))), 1)
         agree = lambda: megatron.agree([], "{}", None)  # noqa: E731
         self.assertEqual(len(self.told(megatron, agree, ("place", broken))), 1)
-        here = megatron.Place(1, 1, 1, 1, 1, 1, 1, 0, 8, 1, False)
+        here = megatron.Place(1, 1, 1, 1, 1, 1, 1, 0, 8, 1, False, {})
         self.assertEqual(len(self.told(megatron, agree, ("place", lambda model: here), ("compare", broken))), 2)
 
     def test_another_rank_that_broke(self):

@@ -27,8 +27,10 @@ INSTANTIATE_TEST_SUITE_P(
         SpecCase{"vllm:tp=2x", "must be a whole number"},
         SpecCase{"vllm:tp=99999999999999999999", "must be a whole number"},
         SpecCase{"vllm:tp=1e3", "must be a whole number"}, SpecCase{"vllm:tp=2,tp=2", "key 'tp' is given twice"},
-        SpecCase{"vllm:pp=2", "unknown key 'pp' (allowed: tp, ep, dp, placement, shared, draft, replicas, "
-                              "gpus_per_host, hosts, vision)"},
+        SpecCase{"vllm:pp=2",
+                 "unknown key 'pp' (allowed: tp, ep, dp, placement, shared, quant, keep, keep_first, keep_last, draft, "
+                 "replicas, "
+                 "gpus_per_host, hosts, vision)"},
         SpecCase{"fsdp=2,ep=2",
                  "unknown key 'ep' (allowed: fsdp, tp, naming, flat, draft, replicas, gpus_per_host, hosts, vision)"},
         SpecCase{"fsdp=2,naming=stacked", "naming='stacked' must be per-expert|fused"},
