@@ -89,9 +89,10 @@ Status doctor(Context& context, const DoctorOptions& o) {
 void setup_doctor(CLI::App& app, Context& context) {
   auto o = std::make_shared<DoctorOptions>();
   CLI::App* c = app.add_subcommand("doctor", "What works on this machine, tried for real with small data");
-  c->add_option("--need", o->need,
-                "A check that must succeed; repeatable (without it: shm, tcp, zmq, curve, shared-memory). --store, --engine "
-                "and --advertise are asked for by being given")
+  c->add_option(
+       "--need", o->need,
+       "A check that must succeed; repeatable (without it: shm, tcp, zmq, curve, shared-memory). --store, --engine "
+       "and --advertise are asked for by being given")
       ->allow_extra_args(false);
   c->add_option("--shm-bytes", o->shm_bytes, "How much shared memory a rank will lend")->capture_default_str();
   c->add_option("--advertise", o->advertise, "refit.advertise_address: must be an address of this host");
@@ -100,7 +101,9 @@ void setup_doctor(CLI::App& app, Context& context) {
   c->add_option("--endpoint-url", o->endpoint, "With --store: S3-compatible server");
   c->add_option("--profile", o->profile, "With --store: profile of ~/.aws/credentials");
   c->add_option("--engine", o->engine, "http://HOST:PORT of a running engine: kind, version, what is known of it");
-  c->add_option("--timeout-s", o->timeout_s, "How long each check may take")->check(CLI::PositiveNumber)->capture_default_str();
+  c->add_option("--timeout-s", o->timeout_s, "How long each check may take")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   c->add_flag("--json", context.json, "Print one JSON object");
   c->callback([o, &context] {
     if (const Status s = doctor(context, *o); !s.ok()) fail(context, s.error());

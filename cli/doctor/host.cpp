@@ -27,7 +27,9 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-std::string limit_text(rlim_t v) { return v == RLIM_INFINITY ? "unlimited" : human_bytes(static_cast<std::int64_t>(v)); }
+std::string limit_text(rlim_t v) {
+  return v == RLIM_INFINITY ? "unlimited" : human_bytes(static_cast<std::int64_t>(v));
+}
 
 Finding shared_memory(Env& env, std::int64_t bytes) {
   memory::Budget budget(2 * bytes);
@@ -70,7 +72,8 @@ Finding peer_memory(const std::string& root) {
     ::_exit(::process_vm_readv(parent, &mine, 1, &theirs, 1, 0) == sizeof copy && copy == secret ? 0 : 1);
   }
   int status = 0;
-  const bool works = child > 0 && ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  const bool works =
+      child > 0 && ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
   const std::string scope = first_line(root + "/proc/sys/kernel/yama/ptrace_scope");
   return {"peer-memory", works,
           std::string(works ? "processes may read each other's memory" : "refused by the kernel") +
@@ -132,14 +135,16 @@ Finding network(const HostQuestions& q) {
   if (q.advertise.empty())
     return {"network", reachable, found, "tcp between hosts: an address for refit.advertise_address",
             reachable ? "" : "jobs on this host alone; nothing to do for those"};
-  return {"network", mine, found, "refit.advertise_address " + q.advertise + " on this host",
-          mine ? "" : "give an address of this host (with address translation in between, listening there does not work)"};
+  return {
+      "network", mine, found, "refit.advertise_address " + q.advertise + " on this host",
+      mine ? "" : "give an address of this host (with address translation in between, listening there does not work)"};
 }
 
 }  // namespace
 
 Findings look_at_host(Env& env, const HostQuestions& q) {
-  return {shared_memory(env, q.shm_bytes), memlock(), descriptors(), peer_memory(q.root), huge_pages(q.root), network(q)};
+  return {
+      shared_memory(env, q.shm_bytes), memlock(), descriptors(), peer_memory(q.root), huge_pages(q.root), network(q)};
 }
 
 }  // namespace refit::cli

@@ -155,7 +155,10 @@ Status try_control(Env& env, const std::string& directory, bool curve, Deadline 
 
 const char* advice(const std::string& name) {
   if (name == "shm") return "allow memfd_create and unix sockets (seccomp, memory limit), or use tcp";
-  if (name == "tcp" || name == "zmq_sparse") return "allow listening and connecting on 127.0.0.1, or use shm on one host";
+  if (name == "tcp" || name == "zmq_sparse")
+    return "allow listening and connecting on 127.0.0.1, or use shm on one host";
+  if (name == "nixl")
+    return "pip install nixl-cu12 in the environment that VIRTUAL_ENV names, or name the library in REFIT_NIXL_LIBRARY";
   return "see the message";
 }
 
@@ -165,7 +168,8 @@ Findings try_movers(Env& env, const std::string& directory, double patience_s) {
   Findings out;
   const auto deadline = [&] { return Deadline::after_s(patience_s); };
   for (const std::string& name : transport::mover_names()) {
-    if (name == "loopback" || name == "sim" || name == "zmq") continue;  // of tests; control only
+    if (name == "loopback" || name == "sim" || name == "nixl_host_double" || name == "zmq")
+      continue;  // of tests; control only
     const Result<std::string> tried = try_data(name, env, directory, deadline());
     out.push_back(finding(name, tried.ok() ? Status{} : Status(tried.error()), tried.ok() ? *tried : "",
                           "transport: " + name, advice(name)));

@@ -28,7 +28,8 @@ Status write_and_read(store::ObjectStore& s, Deadline deadline) {
   REFIT_TRY(again);
   if (*again) return Error(Code::kUnsupported, "it writes over what is there although If-None-Match forbids it");
   REFIT_TRY(read);
-  if (!*read || !std::ranges::equal(**read, bytes)) return Error(Code::kCorrupt, "it returned other bytes than were written");
+  if (!*read || !std::ranges::equal(**read, bytes))
+    return Error(Code::kCorrupt, "it returned other bytes than were written");
   return removed;
 }
 
@@ -50,7 +51,8 @@ Result<Url> parse_url(const std::string& url) {
   out.host = port ? rest.substr(0, colon) : rest;
   if (port) out.port = rest.substr(colon + 1);
   if (out.host.size() > 2 && out.host.front() == '[') out.host = out.host.substr(1, out.host.size() - 2);
-  if (out.host.empty() || out.port.empty() || out.port.find_first_not_of("0123456789") != std::string::npos) return bad();
+  if (out.host.empty() || out.port.empty() || out.port.find_first_not_of("0123456789") != std::string::npos)
+    return bad();
   return out;
 }
 
@@ -125,9 +127,11 @@ std::string version_in(const std::string& body) {
 // What Refit was tried with, as docs/guides say; other releases need `untested_version`.
 constexpr std::string_view kVllm = "0.32", kSglang = "0.5.23";
 
-Finding tried_with(const std::string& kind, const std::string& version, std::string_view known, const std::string& quirks) {
+Finding tried_with(const std::string& kind, const std::string& version, std::string_view known,
+                   const std::string& quirks) {
   const bool same = version.starts_with(known);
-  return {"engine", same, kind + " " + version + "; " + quirks, "a release that Refit was tried with: " + std::string(known),
+  return {"engine", same, kind + " " + version + "; " + quirks,
+          "a release that Refit was tried with: " + std::string(known),
           same ? "" : "take that release, or set init_info.untested_version at your own risk"};
 }
 
@@ -141,15 +145,18 @@ Finding try_store(const std::string& url, const std::string& region, const std::
   s3.cancelled = [deadline] { return deadline.over(); };
   const auto opened = store::open_store(url, "--store", std::move(s3));
   const Status tried = opened.ok() ? write_and_read(**opened, deadline) : Status(opened.error());
-  return finding("store", tried, (opened.ok() ? (*opened)->name() : "") + ": wrote, was refused a second time, read, removed",
-                 "publish --to, serve --follow", "check bucket, credentials and --endpoint-url; the server must honour If-None-Match");
+  return finding("store", tried,
+                 (opened.ok() ? (*opened)->name() : "") + ": wrote, was refused a second time, read, removed",
+                 "publish --to, serve --follow",
+                 "check bucket, credentials and --endpoint-url; the server must honour If-None-Match");
 }
 
 Finding look_for_credentials() {
   const auto place = store::resolve({.bucket = "doctor", .prefix = {}, .region = {}, .endpoint = {}, .profile = {}});
   return {"store-credentials", place.ok(),
           place.ok() ? "from " + place->credentials.from + ", server " + place->host : "none",
-          "publish --to s3://…; give --store URL to try it", place.ok() ? "" : "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"};
+          "publish --to s3://…; give --store URL to try it",
+          place.ok() ? "" : "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"};
 }
 
 Finding try_engine(const std::string& url, double patience_s) {
@@ -175,8 +182,9 @@ Finding try_engine(const std::string& url, double patience_s) {
   const Result<Answer> sglang = get(*at, "/server_info", deadline);
   if (!sglang.ok()) return failed(sglang.error());
   if (sglang->status == 200 && !version_in(sglang->body).empty())
-    return tried_with("SGLang", version_in(sglang->body), kSglang,
-                      "flush_cache fails while requests run (Refit pauses first), a failed update leaves weights mixed");
+    return tried_with(
+        "SGLang", version_in(sglang->body), kSglang,
+        "flush_cache fails while requests run (Refit pauses first), a failed update leaves weights mixed");
   return failed(Error(Code::kUnsupported, fmt::format("answers, but names no version (/version {}, /server_info {})",
                                                       vllm->status, sglang->status)));
 }

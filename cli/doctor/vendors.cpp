@@ -33,17 +33,20 @@ std::string use_of(const char* mover) {
 Finding cuda() {
   std::string which;
   void* h = load({"libcuda.so.1"}, which);
-  Finding f{"cuda", false, "no driver (libcuda.so.1)", use_of("cuda_ipc"), "install NVIDIA's driver, or run on hosts' memory"};
+  Finding f{"cuda", false, "no driver (libcuda.so.1)", use_of("cuda_ipc"),
+            "install NVIDIA's driver, or run on hosts' memory"};
   if (h == nullptr) return f;
   auto* init = symbol<int(unsigned)>(h, "cuInit");
   auto* version = symbol<int(int*)>(h, "cuDriverGetVersion");
   auto* count = symbol<int(int*)>(h, "cuDeviceGetCount");
   int v = 0, n = 0;
-  if (init == nullptr || version == nullptr || count == nullptr) return f.found = "libcuda.so.1 without its functions", f;
+  if (init == nullptr || version == nullptr || count == nullptr)
+    return f.found = "libcuda.so.1 without its functions", f;
   if (const int code = init(0); code != 0)
     return f.found = fmt::format("a driver that does not start (cuInit: {})", code), f.todo = "see nvidia-smi", f;
   version(&v);
-  if (count(&n) != 0 || n == 0) return f.found = fmt::format("driver for CUDA {}.{}, no device", v / 1000, v % 1000 / 10), f;
+  if (count(&n) != 0 || n == 0)
+    return f.found = fmt::format("driver for CUDA {}.{}, no device", v / 1000, v % 1000 / 10), f;
   f.works = true;
   f.todo.clear();
   f.found = fmt::format("driver for CUDA {}.{}, {} device{}", v / 1000, v % 1000 / 10, n, n == 1 ? "" : "s");
@@ -64,7 +67,8 @@ Finding nccl() {
 Finding ucx() {
   std::string which;
   void* h = load({"libucp.so.0"}, which);
-  Finding f{"ucx", false, "no libucp.so.0 in the loader's path", "NIXL's network", "NIXL's wheel brings its own; nothing to do"};
+  Finding f{"ucx", false, "no libucp.so.0 in the loader's path", "NIXL's network",
+            "NIXL's wheel brings its own; nothing to do"};
   auto* version = h == nullptr ? nullptr : symbol<void(unsigned*, unsigned*, unsigned*)>(h, "ucp_get_version");
   if (version == nullptr) return f;
   unsigned a = 0, b = 0, c = 0;
@@ -75,16 +79,8 @@ Finding ucx() {
   return f;
 }
 
-Finding nixl() {
-  std::string which;
-  void* h = load({"libnixl_capi.so", "libnixl.so"}, which);
-  const bool whole = h != nullptr && ::dlsym(h, "nixl_capi_create_agent") != nullptr;
-  return {"nixl", whole, h == nullptr ? "no libnixl_capi.so in the loader's path" : which + (whole ? "" : ", without its C functions"),
-          use_of("nixl"), whole ? "" : "pip install nixl-cu12 and put its lib in LD_LIBRARY_PATH"};
-}
-
 }  // namespace
 
-Findings look_for_vendors() { return {cuda(), nccl(), ucx(), nixl()}; }
+Findings look_for_vendors() { return {cuda(), nccl(), ucx()}; }
 
 }  // namespace refit::cli

@@ -113,6 +113,7 @@ Status add_series(const json& list, Catalogue& out) {
     REFIT_ASSIGN(std::string name, text(spec["name"], where + ".name"));
     REFIT_ASSIGN(const Series series, read_series(spec, where, std::move(name), 3));
     REFIT_ASSIGN(const Dims shape, integers(spec["shape"], where + ".shape"));
+    if (shape.size() > static_cast<std::size_t>(kMaxFactors)) return invalid(where + ".shape", "too many axes");
     REFIT_ASSIGN(const DType type, dtype(spec["dtype"], where + ".dtype"));
     REFIT_ASSIGN(const auto names, names_in(series, kMostTensors - std::min(kMostTensors, out.tensors.size())));
     for (const auto& [each, offset] : names) out.tensors.push_back({each, shape, type});
@@ -204,6 +205,11 @@ Status read_holdings(const json& value, const std::string& where, const Catalogu
   if (value.contains("view")) {
     REFIT_ASSIGN(h.view, read_view(value["view"], where + ".view"));
   }
+  // Before it is copied for each tensor of a series.
+  const auto most = static_cast<std::size_t>(kMaxFactors);
+  if (h.box.size() > most || h.strides.size() > most || h.view.radices.size() > most || h.view.factors() > kMaxFactors)
+    return invalid(where, "has more than " + std::to_string(kMaxFactors) + " axes or factors")
+        .at_tensor(plain_name(name));
   REFIT_ASSIGN(Series series, read_series(value, where, name, 4));
   series.offset = h.offset;
   REFIT_ASSIGN(const auto names, names_in(series, std::min(catalogue.tensors.size(),

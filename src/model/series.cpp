@@ -82,7 +82,7 @@ void join_on(std::size_t axis, std::vector<Series>& items) {
 
 Series series_of(std::string_view name) {
   Series out;
-  if (name.find_first_of("{}") != std::string_view::npos) {
+  if (name.size() > kMostPattern / 2 || name.find_first_of("{}") != std::string_view::npos) {
     out.pattern = name;
     return out;
   }
@@ -114,6 +114,9 @@ Result<std::vector<std::pair<std::string, std::int64_t>>> names_in(const Series&
   const auto bad = [&](const std::string& what) {
     return Error(Code::kInvalid, "series '" + series.pattern + "': " + what);
   };
+  if (!series.runs.empty() && (series.pattern.size() > kMostPattern || series.runs.size() > kMostRuns))
+    return Error(Code::kInvalid, "a series has at most " + std::to_string(kMostRuns) + " runs and a name of at most " +
+                                     std::to_string(kMostPattern) + " bytes");
   std::vector<std::pair<std::string, std::int64_t>> out{{"", series.offset}};
   std::size_t at = 0;
   for (const Run& run : series.runs) {

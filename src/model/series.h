@@ -26,8 +26,10 @@ struct Series {
 Series series_of(std::string_view name);
 // Joins neighbours, the last "{}" first; runs of one number become part of the pattern again. The order is its own.
 std::vector<Series> joined_series(std::vector<Series> items);
+// What a series may be at most: a short text must not ask for all memory. series_of() leaves longer names alone.
+inline constexpr std::size_t kMostPattern = 1024, kMostRuns = 24;
 // Names that a series stands for. Errors: kInvalid when `pattern` has another number of "{}" than there are runs, for
-// runs that are empty or go beyond 2^31, and for more than `most` names.
+// runs that are empty or go beyond 2^31, for more of either than above, and for more than `most` names.
 Result<std::vector<std::pair<std::string, std::int64_t>>> names_in(const Series& series, std::size_t most);
 
 }  // namespace refit::model

@@ -109,6 +109,14 @@ TEST(Series, BadText) {
   const auto holding = [&](const std::string& over) { return reading(good, with(held, "[[0,3,1,8]]", over)); };
   using testing::HasSubstr;
   EXPECT_THAT(series("[]"), HasSubstr("series[0].over: must be a list of at least one run"));
+  // A short text that stands for much: long names, many runs, many axes.
+  EXPECT_THAT(reading(with(good, "a.{}", std::string(2000, 'a') + ".{}"), held), HasSubstr("at most 24 runs"));
+  std::string axes = "[4";
+  for (int i = 0; i < 40; ++i) axes += ",1";
+  EXPECT_THAT(reading(with(good, "[4]", axes + "]"), held), HasSubstr("series[0].shape: too many axes"));
+  std::string box = "[[0,4]";
+  for (int i = 0; i < 40; ++i) box += ",[0,1]";
+  EXPECT_THAT(reading(good, with(held, "[[0,4]]", box + "]")), HasSubstr("more than 32 axes"));
   EXPECT_THAT(series("[[0,3]]"), HasSubstr("a run must be 3 integers, not 2"));
   EXPECT_THAT(series("[[0,3,1],[0,2,1]]"), HasSubstr("series 'a.{}.w': fewer {} than runs"));
   EXPECT_THAT(series("[[0,0,1]]"), HasSubstr("a run must be of 1 or more numbers below 2^31, ascending"));
