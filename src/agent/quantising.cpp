@@ -89,10 +89,12 @@ Status Quantising::for_slabs(const QuantPart& p, std::span<const memory::RegionR
     j.dst_strides = packed;
     j.src_dtype = p.stored;
     j.wire_dtype = j.dst_dtype = t.logical;
-    if (!kernel::run(exec, {&j, 1}, {}).empty())
-      return Error(Code::kMismatch, "the trainer's stored values have more digits than the tensor's dtype")
+    const std::string& name = plan_.catalogue->tensors[t.codes.value].name;
+    if (!kernel::run(exec, {&j, 1}, {}).empty() && !plan::cast_allowed(options_, name))
+      return Error(Code::kMismatch,
+                   "the trainer's stored values have more digits than the tensor's dtype; allow it with --allow-cast")
           .at_stage("seal")
-          .at_tensor(plan_.catalogue->tensors[t.codes.value].name);
+          .at_tensor(name);
     REFIT_TRY(fn(part, std::span<const std::byte>(scratch_.data(), static_cast<std::size_t>(part.rows * cols * item)), lo));
   }
   return {};

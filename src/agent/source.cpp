@@ -60,7 +60,9 @@ void SourceMachine::on(const install::Tick&) {
   // The trainer is not held for ever by a coordinator that went away (L5). A yes stays given: staged targets need the
   // lend no more.
   if (in_round() && s_.now_ns > s_.lend_deadline_ns && (s_.phase != SourcePhase::kVoted || s_.held))
-    revoke(Error(Code::kTimeout, "the lend reached its deadline").at_stage(std::string(to_string(phase_name()))));
+    revoke(Error(Code::kTimeout, s_.amax ? "other sources did not tell their largest magnitudes in time"
+                                         : "the lend reached its deadline")
+               .at_stage(std::string(to_string(phase_name()))));
   if (install::beat_due(s_.link, s_.self, s_.sent_ns, s_.now_ns)) beat();
 }
 

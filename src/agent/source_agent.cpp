@@ -8,6 +8,7 @@
 
 namespace refit::agent {
 namespace {
+static_assert(plan::kMaxSharedBlocks * 12 + 4096 <= transport::kMaxControlBytes);
 constexpr std::int64_t kPublishSliceNs = 50'000'000;  // how often a wait for publish looks for a cancellation
 // A trainer that offers a later step than a round asks for will hardly come back to it: only one that is about to load an
 // older checkpoint does. So long it may take until it says so (guard, publish).
@@ -207,7 +208,10 @@ Status SourceDriver::lend_values() {
 // Likewise, behind the values.
 Status SourceDriver::lend_codes() {
   quantising_.reset();
-  if (planned_->plan.quantised.empty()) return {};
+  if (planned_->plan.quantised.empty()) {
+    codes_ = {};
+    return {};
+  }
   const std::int64_t bytes = std::max<std::int64_t>(1, planned_->plan.quant.bytes);
   if (codes_.bytes() != bytes || codes_.data() == nullptr) {
     codes_ = {};
@@ -367,7 +371,8 @@ Result<SealDone> SourceDriver::seal(const Txn& txn, const wire::Begin& begin, st
                 .manifest_bytes = 0,
                 .manifest_hash = {}};
   const std::int64_t start = monotonic_ns();
-  if (quantising_) REFIT_TRY(quantising_->run(lent_, amax, codes_.data(), exec()));
+  sealed_amax_.assign(amax.begin(), amax.end());
+  if (quantising_) REFIT_TRY(quantising_->run(lent_, sealed_amax_, codes_.data(), exec()));
   quantise_ns_ = monotonic_ns() - start;
   REFIT_ASSIGN(const Seal sealed, sealer_->seal(begin.proof));
   REFIT_ASSIGN(const wire::WrittenManifest page, write_page(sealed, txn, begin, member));
@@ -450,8 +455,11 @@ void SourceDriver::perform(CheckSeal& a) {
       s = *unsent_;
     else if (!snapshotting_ && shard_.write_counter() != sealed_writes_)
       s = Error(Code::kMismatch, "the trainer wrote its weights after they were sealed for this round");
-    else if (rescan)
-      s = sealer_->rescan();
+    else if (rescan) {
+      // The scan reads codes, which only we write: the trainer's values as they are now must give the same ones.
+      if (quantising_ && !snapshotting_) s = quantising_->run(lent_, sealed_amax_, codes_.data(), exec());
+      if (s.ok()) s = sealer_->rescan();
+    }
     if (!s.ok()) return [this, txn, e = s.error()] { feed(SourceTaskFailed{SourceTask::kCheckSeal, txn, e}); };
     return [this, txn] { feed(SealChecked{txn}); };
   });

@@ -123,6 +123,8 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
                       " published step " + std::to_string(other.sealed.step) + " of '" + other.sealed.weight_set + "'");
     break;
   }
+  if (!r.amax && std::ranges::any_of(r.parts, [](const Part& x) { return x.amax.has_value(); }))
+    return mismatch("sealed before the exchange of largest magnitudes was over");
   for (const wire::GroupDigest& g : m.groups) {
     const auto [at, first] = r.groups.try_emplace(g.group, g.digest, member);
     if (!first && at->second.first != g.digest)
@@ -141,18 +143,24 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
   Round& r = *s_.round;
   if (r.amax) return send_amax(*p);
   if (p->amax) return;
+  if (std::ranges::any_of(r.parts, [&](const Part& x) { return is_source(x.member) && x.at >= Progressed::kSealed; }))
+    return abort(
+        Error(Code::kMismatch, "a source sealed without the exchange of largest magnitudes").at_stage("seal"));
   p->amax = m;
   p->progress_ns = s_.now_ns;
   const auto told = [&](const Part& other) { return !is_source(other.member) || other.amax; };
   if (!std::all_of(r.parts.begin(), r.parts.end(), told)) return;
-  std::map<std::uint64_t, float>& all = r.amax.emplace();
-  for (const Part& other : r.parts) {
+  std::vector<std::pair<std::uint64_t, float>>& all = r.amax.emplace();
+  for (Part& other : r.parts) {
     if (!is_source(other.member)) continue;
-    for (std::size_t i = 0; i < other.amax->blocks.size(); ++i) {
-      float& most = all[other.amax->blocks[i]];
-      most = std::max(most, other.amax->amax[i]);
-    }
+    for (std::size_t i = 0; i < other.amax->blocks.size(); ++i)
+      all.emplace_back(other.amax->blocks[i], other.amax->amax[i]);
+    other.amax->amax.clear();  // the blocks alone say what to answer
   }
+  std::ranges::sort(all, std::greater{});  // of one block the largest first
+  const auto twice = std::ranges::unique(all, {}, &std::pair<std::uint64_t, float>::first);
+  all.erase(twice.begin(), twice.end());
+  std::ranges::reverse(all);
   for (Part& other : r.parts) {
     if (!is_source(other.member)) continue;
     other.progress_ns = s_.now_ns;
@@ -162,7 +170,9 @@ void Machine::receive(std::uint32_t member, const wire::Envelope& e, const wire:
 
 void Machine::send_amax(const Part& p) {
   wire::BlockAmaxMerged merged;
-  for (std::uint64_t block : p.amax->blocks) merged.amax.push_back(s_.round->amax->at(block));
+  for (std::uint64_t block : p.amax->blocks)
+    merged.amax.push_back(
+        std::ranges::lower_bound(*s_.round->amax, block, {}, &std::pair<std::uint64_t, float>::first)->second);
   send_member(p.member, s_.round->record.txn, std::move(merged));
 }
 

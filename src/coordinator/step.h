@@ -107,7 +107,8 @@ struct Round {
   std::vector<Replica> replicas;
   std::map<Hash128, std::pair<wire::Digest4, std::uint32_t>> groups;  // replica group → digest, first owner (C10)
   // Of blocks that are cut over sources, by number: once all sources have told theirs (D7: of this round only).
-  std::optional<std::map<std::uint64_t, float>> amax;
+  // Of each block, ascending: the largest that any source told.
+  std::optional<std::vector<std::pair<std::uint64_t, float>>> amax;
   std::int64_t stage_since_ns = 0, total_deadline_ns = 0;
   bool committed = false, recovered = false;
   bool reported = false;       // the call has returned; finishing goes on

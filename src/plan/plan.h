@@ -142,7 +142,8 @@ struct QuantWork {
   std::vector<SharedBlock> shared;  // ascending
   std::int64_t bytes = 0;           // of the buffer of codes
 };
-inline constexpr std::int64_t kMaxSharedBlocks = 1 << 20;  // of one rank: they travel in one message
+// Of one rank: they travel in one control message, 12 bytes each.
+inline constexpr std::int64_t kMaxSharedBlocks = (std::int64_t{8} << 20) / 12 - 1024;
 
 enum class Side : std::uint8_t { kSource, kTarget };
 

@@ -18,11 +18,15 @@ struct AxisRun {
 // The innermost factors that are whole, and whose strides nest, are one run; those outside are counted through.
 std::vector<AxisRun> runs_of(const Dims& radices, std::span<const Interval> box, std::span<const std::int64_t> strides) {
   std::size_t first = radices.size() - 1;
+  std::int64_t extent = radices[first], unit = strides[first];  // of what is one run so far
   while (first > 0) {
     const bool full = box[first] == Interval{0, radices[first]};
-    const bool nests = strides[first - 1] == strides[first] * radices[first] || box[first - 1].size() == 1;
+    // The stride of a run of one index means nothing.
+    const bool nests = extent == 1 || strides[first - 1] == unit * extent || box[first - 1].size() == 1;
     if (!full || !nests) break;
     --first;
+    if (extent == 1) unit = strides[first];
+    extent *= radices[first];
   }
   std::int64_t inner = 1, stride = strides.back(), worth = 1;
   for (std::size_t f = 0; f < radices.size(); ++f) {
@@ -151,7 +155,7 @@ class QuantisedSource final : public model::Layout {
     std::optional<QuantWork> work;
     std::uint32_t buffer = 0;
     if (plain.size() != tensors.size()) {
-      REFIT_ASSIGN(work, work_of(rank));
+      REFIT_ASSIGN(work, work_of(rank, Only::kPlaces));
       REFIT_ASSIGN(buffer, buffers(rank));
     }
     std::vector<model::Place> out;
@@ -175,11 +179,17 @@ class QuantisedSource final : public model::Layout {
   }
 
   // Parts in the order of pattern shards, which places() relies on.
-  Result<QuantWork> work_of(Rank rank) const {
+  // kPlaces: where codes and scales go; nothing of where values are stored and of what is exchanged, which only the rank
+  // itself needs.
+  enum class Only { kAll, kPlaces };
+  Result<QuantWork> work_of(Rank rank, Only only = Only::kAll) const {
     QuantWork out;
-    std::vector<TensorId> tensors;
-    for (const Quantising& q : quantising_) tensors.push_back(q.tensor);
-    REFIT_ASSIGN(const std::vector<model::Place> stored, inner_.places(rank, tensors));
+    std::vector<model::Place> stored;
+    if (only == Only::kAll) {
+      std::vector<TensorId> tensors;
+      for (const Quantising& q : quantising_) tensors.push_back(q.tensor);
+      REFIT_ASSIGN(stored, inner_.places(rank, tensors));
+    }
     std::size_t at = 0;
     const auto take = [&](std::int64_t bytes) {
       const std::int64_t from = out.bytes;
@@ -191,8 +201,8 @@ class QuantisedSource final : public model::Layout {
       const std::size_t first = out.parts.size();
       for (const model::PatternShard& s : shards(q.tensor)) {
         if (!s.owned_by(rank)) continue;
-        REFIT_CHECK(at < stored.size());
-        const model::Place& place = stored[at++];
+        REFIT_CHECK(only == Only::kPlaces || at < stored.size());
+        const model::Place place = only == Only::kAll ? stored[at++] : model::Place{};
         for (const Rect& r : rects_of(s)) {
           if (r.rows.empty() || r.cols.empty()) continue;
           QuantPart p{.tensor = static_cast<std::uint32_t>(i),
@@ -211,13 +221,14 @@ class QuantisedSource final : public model::Layout {
           out.parts.push_back(p);
         }
       }
-      if (q.exchange)
+      if (q.exchange && only == Only::kAll)
         REFIT_TRY(add_shared(static_cast<std::uint32_t>(i), std::span(out.parts).subspan(first), out.shared));
     }
     if (static_cast<std::int64_t>(out.shared.size()) > kMaxSharedBlocks)
       return Error(Code::kExhausted, "source rank " + std::to_string(rank.value) +
                                          " shares more blocks with other ranks than one exchange carries: cut the "
-                                         "trainer's matrices at whole blocks, or use a format with larger ones")
+                                         "trainer's matrices at whole blocks, over more ranks (fsdp, pp), or use a "
+                                         "format with larger blocks")
           .at_tensor(matrix(out.shared.back().tensor).name)
           .amounts(static_cast<std::int64_t>(out.shared.size()), kMaxSharedBlocks);
     return out;

@@ -117,6 +117,7 @@ class Counter {
     const std::uint32_t scales = planner_.scales_of(groups[g].ordinal);
     if (scales == Planner::kNone) return out;
     const auto other = std::ranges::lower_bound(groups, scales, {}, &Group::ordinal);
+    if (other == groups.end() || other->ordinal != scales) return out;
     for (const std::size_t each : {g, static_cast<std::size_t>(other - groups.begin())}) {
       const std::uint32_t number = planner_.class_of()[each];
       if (number == Planner::kNone) continue;
