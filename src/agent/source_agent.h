@@ -85,6 +85,7 @@ class SourceDriver final : public SourceAgent, private Member {
   std::atomic<bool> withdrawn_{false};          // the round in hand: its sending stops
   std::optional<Error> unsent_;                 // why the round's buckets did not all go out
   std::uint64_t sealed_writes_ = 0;
+  std::vector<float> sealed_amax_;  // what the codes of the round in hand were made with
   std::int64_t sealed_step_ = -1, snapshot_bytes_ = 0, prepare_ns_ = 0, quantise_ns_ = 0;  // of the round in hand
   std::string sealed_set_;
   bool snapshotting_ = false;
