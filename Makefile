@@ -119,7 +119,7 @@ docs-pages: build ## writes the pages that are printed from code, figures and --
 	python3 scripts/docs_pages.py build/release/cli/refit --write
 
 bench: build ## figures, each beside its ceiling of the same run
-	@for b in shm gather digest delta plan transpose; do build/release/cli/refit bench $$b; done
+	@for b in shm tcp sparse gather digest delta quantize plan transpose; do build/release/cli/refit bench $$b; done
 
 bench-peers: build ## the same work through peers and Refit in one run, half an hour on a quiet machine (4.5 GB once; WRITE=1 keeps the page)
 	bench/peers/run.py --out build/peers $(ARGS)

@@ -15,7 +15,6 @@ namespace {
 #define REFIT_NIXL "policy.generation.refit_cfg.nixl."
 
 constexpr std::string_view kUnused = "Checked; nothing in this version uses it.";
-constexpr std::string_view kNixlWaits = "Checked; the NIXL rows wait for their mover.";
 constexpr std::string_view kModelopt = "ModelOpt quantization; decides which rows refuse it.";
 
 constexpr std::array kMeanings = {
@@ -84,9 +83,9 @@ constexpr std::array kMeanings = {
 
     KeyMeaning{REFIT_NIXL "update_weights_bucket_memory_ratio",
                "Share of the device memory that a bucket may take; under 1 MiB is refused."},
-    KeyMeaning{REFIT_NIXL "device", kNixlWaits},
-    KeyMeaning{REFIT_NIXL "backend_name", kNixlWaits},
-    KeyMeaning{REFIT_NIXL "release_after_refit", kNixlWaits},
+    KeyMeaning{REFIT_NIXL "device", "`cpu`: weights in host memory. `cuda` is permitted and not built."},
+    KeyMeaning{REFIT_NIXL "backend_name", "NIXL plugin; the same on all sides. Only UCX was tried."},
+    KeyMeaning{REFIT_NIXL "release_after_refit", "Whether memory is deregistered after each round."},
     KeyMeaning{REFIT_NIXL "shard_expert_weights", "Each expert goes to its owner only (row `nixl-sharded`)."},
 
     KeyMeaning{"refit.compat",
