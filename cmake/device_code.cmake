@@ -33,16 +33,21 @@ else()
 endif()
 
 # refit_device_code(ROOM CU IMAGE): CU → fatbin, taken in by IMAGE (device_image.cpp). Contraction off and no fast math:
-# the CPU must get the same bits.
+# the CPU must get the same bits. Warnings are errors where the house's build says so: a build with whatever nvcc a machine
+# has (tests/gpu) must not fail of a new one.
 function(refit_device_code room cu image)
   set_source_files_properties("${image}" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   if(NOT REFIT_CUDA_GENCODE)
     return()
   endif()
   get_filename_component(source "${cu}" ABSOLUTE)
+  set(strict "")
+  if(REFIT_WERROR)
+    set(strict -Werror all-warnings)
+  endif()
   set(fatbin "${CMAKE_CURRENT_BINARY_DIR}/${room}.fatbin")
   add_custom_command(OUTPUT "${fatbin}"
-    COMMAND "${REFIT_NVCC}" -std=c++20 --expt-relaxed-constexpr -fmad=false -O3 -diag-suppress=186 -Werror all-warnings
+    COMMAND "${REFIT_NVCC}" -std=c++20 --expt-relaxed-constexpr -fmad=false -O3 -diag-suppress=186 ${strict}
       ${REFIT_CUDA_GENCODE} --threads 2 "-I${REFIT_SOURCE_ROOT}/src" -MD -MF "${fatbin}.d" -fatbin -o "${fatbin}" "${source}"
     DEPENDS "${source}" DEPFILE "${fatbin}.d" COMMENT "GPU code of ${room}" VERBATIM)
   set_source_files_properties("${image}" PROPERTIES

@@ -148,6 +148,7 @@ struct ApplyKernel {
     E* const target = reinterpret_cast<E*>(p.target) + block * kChangeBlock;
     const std::int64_t n = p.counts[block] < p.room ? p.counts[block] : p.room;
     for (std::int64_t i = block * p.room + thread; i < block * p.room + n; i += kThreads) {
+      if (block * kChangeBlock + p.positions[i] >= p.elements) continue;
       E& e = target[p.positions[i]];
       e = changed_element<E>(p.sink, e, static_cast<E>(static_cast<const V*>(p.values)[i]));
     }

@@ -191,7 +191,8 @@ std::int64_t change_blocks(const Shape&);
 Status device_scan(const memory::Module&, memory::Stream&, const Shape&, Form, const void* base, const void* next,
                    const DeviceChanges&);
 enum class Change : std::uint8_t { kAdd, kSubtract, kStore };  // apply, undo, overwrite
-// No count may be above the room: the caller has checked them, as it checks a frame before it applies it.
+// No count may be above the room: the caller has checked them, as it checks a frame before it applies it. Positions behind
+// the last element are passed over.
 Status device_apply(const memory::Module&, memory::Stream&, const Shape&, Change, const DeviceChanges&, void* target);
 
 }  // namespace refit::codec

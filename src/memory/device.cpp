@@ -105,12 +105,16 @@ Result<std::int64_t> Device::free_bytes() const {
   return static_cast<std::int64_t>(free);
 }
 
-Device::Scope::Scope(const Device& device) : device_(device) {
-  REFIT_CHECK(device.api().context_push(device.state_->context) == kCuOk);
-}
+Device::Scope::Scope(const Device& device)
+    : device_(device), pushed_(device.api().context_push(device.state_->context)) {}
 Device::Scope::~Scope() {
+  if (pushed_ != kCuOk) return;
   CuContext popped = nullptr;
   (void)device_.api().context_pop(&popped);
+}
+Status Device::Scope::status(std::string_view what) const {
+  if (pushed_ == kCuOk) return {};
+  return cuda_status(device_.api(), pushed_, "context for " + std::string(what));
 }
 
 // ---- buffers
@@ -210,6 +214,7 @@ Status Stream::fill(void* dst, std::uint8_t value, std::int64_t bytes) {
 
 Status Stream::wait(Deadline deadline, std::string_view what) {
   const Device::Scope current(device_);
+  REFIT_TRY(current.status(what));
   const CudaApi& api = device_.api();
   // A hung GPU must not hang its callers: polled, spinning first because most waits are short.
   for (int polls = 0;; ++polls) {

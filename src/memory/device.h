@@ -32,21 +32,25 @@ class Device {
   std::string text() const;  // "cuda:0 NAME GPU-uuid"
   Result<std::int64_t> free_bytes() const;
 
-  // Current on this thread while it lives; nests.
+  // Current on this thread while it lives; nests. Where the driver refuses (as it does while the process ends) nothing is
+  // current, and status says so.
   class Scope {
    public:
     explicit Scope(const Device& device);
     ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
+    Status status(std::string_view what) const;  // `what` needs the context
 
    private:
     const Device& device_;
+    CuResult pushed_;
   };
   // A call with the context current.
   template <typename Fn, typename... Args>
   Status call(std::string_view what, Fn fn, Args... args) const {
     const Scope current(*this);
+    REFIT_TRY(current.status(what));
     return cuda_status(api(), fn(args...), what);
   }
 

@@ -68,6 +68,7 @@ Result<ImportedMemory> ImportedMemory::open(const CudaApi& api, const DeviceHand
   const Device& device = out.device_;
   if (!h.fd) {
     const Device::Scope current(device);
+    REFIT_TRY(current.status("open of an IPC handle"));
     const CuResult r = api.ipc_open(&out.base_, h.ipc, kCuIpcLazyPeer);
     if (r == kCuMapFailed || r == kCuInvalidHandle)
       return Error(Code::kPeerLost, std::string(api.name) + ": the peer's memory is gone (IPC handle)");

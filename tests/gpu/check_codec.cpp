@@ -192,9 +192,24 @@ std::string compare(Bench& bench, Random& random, const DeltaCase& c) {
   return is(base) ? "" : "the undone bytes differ";
 }
 
+// Positions behind the last element touch nothing, though memory follows there.
+std::string behind_the_end(Bench& bench) {
+  const Shape shape{2, 65536 + 100};
+  const std::uint32_t counts[] = {1, 3};
+  const std::uint16_t positions[] = {65535, 0, 0, 99, 100, 65535}, values[] = {7, 7, 7, 7, 7, 7};
+  Mirror n(bench, counts, sizeof counts), at(bench, positions, sizeof positions), found(bench, values, sizeof values);
+  Bytes want(4 * 65536, std::byte{0});
+  Mirror target(bench, want.data(), static_cast<std::int64_t>(want.size()));
+  for (const std::size_t i : {65535, 65536 + 99}) want[2 * i] = std::byte{7};
+  const DeviceChanges c{reinterpret_cast<std::uint32_t*>(n.at()), reinterpret_cast<std::uint16_t*>(at.at()), found.at(), 3};
+  if (auto f = text(device_apply(bench.codecs, bench.stream, shape, Change::kStore, c, target.at())); !f.empty()) return f;
+  return target.read() == want ? "" : "bytes differ";
+}
+
 }  // namespace
 
 void check_delta(Bench& bench) {
+  bench.report->check("delta.behind_the_end", behind_the_end(bench));
   Random random(kernel::testing::test_seed(0x6bde17a));
   const int rounds = bench.is_double() ? 4 : 20;
   for (const int width : {1, 2, 4, 8}) {

@@ -37,9 +37,10 @@ std::string load(Nccl& n) {
              : "libnccl lacks a function";
 }
 
-// One rank: NCCL refuses two on one GPU. Init, use, abort with work queued, rebuild, use, end.
+// One rank: NCCL refuses two on one GPU. Init, use, abort with a broadcast queued, rebuild, use, end.
 std::string one_rank(Bench& b, const Nccl& n) {
   const memory::Device::Scope current(b.device);
+  if (auto f = text(current.status("NCCL")); !f.empty()) return f;
   Bytes bytes(1 << 20, std::byte{0x42});
   Mirror from(b, bytes.data(), 1 << 20);
   const auto use = [&](NcclComm comm) -> std::string {
@@ -53,14 +54,18 @@ std::string one_rank(Bench& b, const Nccl& n) {
     NcclComm comm = nullptr;
     if (n.unique_id(&id) != 0 || n.init(&comm, 1, id, 0) != 0) return "init of round " + std::to_string(round) + " failed";
     if (auto f = use(comm); !f.empty()) return f;
+    Mirror late(b, nullptr, 1 << 20);  // outlives the wait: what the abort leaves in it is open
+    if (round == 0 && n.broadcast(from.at(), late.at(), 1 << 20, 1, 0, comm, b.stream.raw()) != 0)
+      return "the broadcast before the abort failed";
     if ((round == 0 ? n.abort(comm) : n.destroy(comm)) != 0) return round == 0 ? "abort failed" : "destroy failed";
+    if (auto f = b.wait("what the end of a communicator left queued"); !f.empty()) return f;
   }
   return "";
 }
 
 // torch owns a tensor in another process; its memory is opened here by IPC handle, with torch's allocator in between.
 constexpr char kTorch[] = R"py(
-import ctypes, sys
+import ctypes, sys, time
 try:
     import torch
     assert torch.cuda.is_available(), "torch sees no GPU"
@@ -73,7 +78,7 @@ base, size, handle = ctypes.c_ulonglong(), ctypes.c_size_t(), ctypes.create_stri
 ok = cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_ulonglong(t.data_ptr()))
 ok |= cuda.cuIpcGetMemHandle(handle, base)
 print("lent", ok, handle.raw.hex(), size.value, t.data_ptr() - base.value, torch.__version__, flush=True)
-sys.stdin.readline()
+time.sleep(10)
 )py";
 
 std::string opened(Bench& b, const std::string& hex, long long size, long long offset) {
@@ -119,13 +124,14 @@ void check_nccl(Bench& b) {
 
 void check_torch(Bench& b) {
   if (b.is_double()) return b.report->skip("torch.tensor_opened", "cuda_host_double: torch needs a GPU");
-  // Its input stays open until our end closes: the tensor lives as long as the check.
+  // The tensor outlives its line by ten seconds, in which our end reads it. Expandable segments have no IPC handle.
   const std::string script = "build-gpu-torch.py";
   std::FILE* const f = std::fopen(script.c_str(), "w");
   if (f == nullptr) return b.report->skip("torch.tensor_opened", "cannot write a script here");
   std::fputs(kTorch, f);
   std::fclose(f);
-  std::FILE* const out = ::popen(("sleep 45 | timeout 60 python3 " + script + " 2>/dev/null").c_str(), "r");
+  const std::string command = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False timeout 150 python3 " + script;
+  std::FILE* const out = ::popen((command + " </dev/null 2>/dev/null").c_str(), "r");
   char word[16] = {}, hex[200] = {}, version[64] = {};
   int ok = -1;
   long long size = 0, offset = 0;
@@ -135,7 +141,7 @@ void check_torch(Bench& b) {
   else if (n == 6)
     b.report->check("torch.tensor_opened", "torch's memory has no IPC handle: code " + std::to_string(ok));
   else
-    b.report->skip("torch.tensor_opened", "no python3 with a torch that sees this GPU");
+    b.report->skip("torch.tensor_opened", "no python3 with a torch that sees this GPU, or none within 150 s");
   if (out != nullptr) ::pclose(out);
   std::remove(script.c_str());
 }

@@ -64,17 +64,17 @@ int run(const Options& o, const char* program) {
   bench->report = &report;
   std::printf("refit_gpu_check on %s\n", bench->device.text().c_str());
   report.check("flow.second_process", started);
-  check_memory(*bench);
-  check_moves(*bench);
-  check_casts(*bench);
-  check_quantise(*bench);
-  check_delta(*bench);
-  check_flow(*bench, peer);
-  check_nccl(*bench);
-  check_torch(*bench);
-  if (o.figures && o.is_double) std::printf("figures of cuda_host_double, which say nothing about a GPU:\n");
-  if (o.figures) measure(*bench);
-  if (!o.report.empty() && !report.write(o.report, head(*bench))) {
+  const auto flow = [&](Bench& b) { check_flow(b, peer); };
+  const auto figures = [&](Bench& b) {
+    if (o.figures && o.is_double) std::printf("figures of cuda_host_double, which say nothing about a GPU:\n");
+    if (o.figures) measure(b);
+  };
+  const std::function<void(Bench&)> groups[] = {check_memory, check_moves, check_casts, check_quantise, check_delta,
+                                                flow,         check_nccl,  check_torch, figures};
+  // Written after each group: what hangs or kills the program later leaves what was found before.
+  for (std::size_t i = 0; i < std::size(groups); ++i) {
+    groups[i](*bench);
+    if (o.report.empty() || report.write(o.report, head(*bench), i + 1 == std::size(groups))) continue;
     std::fprintf(stderr, "refit_gpu_check: cannot write %s\n", o.report.c_str());
     return 1;
   }

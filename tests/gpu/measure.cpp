@@ -11,17 +11,20 @@ using namespace refit::memory;
 using namespace refit::kernel;
 
 // Median of five timings of a queued operation, after one that warms up.
-double seconds(Bench& b, const std::function<Status()>& queue) {
+Result<double> seconds(Bench& b, const std::function<Status()>& queue) {
   std::vector<double> times;
   for (int i = 0; i < 6; ++i) {
-    auto from = Event::make(b.device, true), to = Event::make(b.device, true);
-    if (!from.ok() || !to.ok() || !from->record(b.stream).ok() || !queue().ok() || !to->record(b.stream).ok() ||
-        !b.wait("a measurement").empty())
-      return -1;
-    auto s = to->seconds_since(*from);
-    if (i > 0) times.push_back(s.ok() ? *s : -1);
+    REFIT_ASSIGN(auto from, Event::make(b.device, true));
+    REFIT_ASSIGN(auto to, Event::make(b.device, true));
+    REFIT_TRY(from.record(b.stream));
+    REFIT_TRY(queue());
+    REFIT_TRY(to.record(b.stream));
+    REFIT_TRY(b.stream.wait(soon(), "a measurement"));
+    REFIT_ASSIGN(const double s, to.seconds_since(from));
+    if (i > 0) times.push_back(s);
   }
   std::sort(times.begin(), times.end());
+  if (times[2] <= 0) return Error(Code::kInternal, "a measurement took no time");
   return times[2];
 }
 
@@ -38,10 +41,16 @@ void measure(Bench& b) {
   auto src = DeviceBuffer::make(b.device, bytes, "measurements"), dst = DeviceBuffer::make(b.device, bytes, "measurements");
   if (!src.ok() || !dst.ok()) return b.report->check("measure.memory", "no room for measurements");
   (void)b.stream.fill(src->data(), 0x3c, bytes);
-  const auto rate = [&](std::int64_t touched, const std::function<Status()>& queue) {
-    return static_cast<double>(touched) * 1e-9 / std::max(seconds(b, queue), 1e-12);
+  // 0 and a failed check where nothing was measured.
+  const auto rate = [&](const std::string& name, std::int64_t touched, const std::function<Status()>& queue) {
+    const auto s = seconds(b, queue);
+    if (!s.ok()) b.report->check("measure." + name, s.error().to_string());
+    return s.ok() ? static_cast<double>(touched) * 1e-9 / *s : 0;
   };
-  const double copy = rate(2 * bytes, [&] { return b.stream.copy(dst->data(), src->data(), bytes); });
+  const double copy = rate("memcpy", 2 * bytes, [&] { return b.stream.copy(dst->data(), src->data(), bytes); });
+  const auto figure = [&](const std::string& name, std::int64_t touched, const std::function<Status()>& queue) {
+    b.report->figure(name, rate(name, touched, queue), copy);
+  };
   b.report->figure("memcpy", copy, copy);
 
   const std::int64_t row = side * 2;
@@ -69,7 +78,7 @@ void measure(Bench& b) {
     auto batch = DeviceBatch::make(b.stream, std::span(&j, 1), true);
     if (!batch.ok()) return b.report->check("measure." + c.name, batch.error().to_string());
     const std::int64_t n = c.extents[0] * c.extents[1] * 2;
-    b.report->figure(c.name, rate(c.writes ? 2 * n : n, [&] { return batch->launch(b.kernels, b.stream); }), copy);
+    figure(c.name, c.writes ? 2 * n : n, [&] { return batch->launch(b.kernels, b.stream); });
   }
 
   using namespace refit::codec;
@@ -84,8 +93,7 @@ void measure(Bench& b) {
     if (!scales.ok() || !work.ok()) return b.report->check(std::string("measure.") + name, "no room");
     const DeviceQuant d{src->data(), scales->data(), dst->data(), work->data()};
     // Read once, whatever the caches give back on the second look.
-    b.report->figure(name, rate(bytes + bytes / 2 + scales->bytes(),
-                                [&] { return device_quantise(b.codecs, b.stream, q, part, d); }), copy);
+    figure(name, bytes + bytes / 2 + scales->bytes(), [&] { return device_quantise(b.codecs, b.stream, q, part, d); });
   }
 
   const Shape shape{2, side * side};
@@ -111,13 +119,12 @@ void measure(Bench& b) {
     return b.report->check("measure.delta", "changes could not be made");
   const DeviceChanges c{reinterpret_cast<std::uint32_t*>(counts->data()), reinterpret_cast<std::uint16_t*>(positions->data()),
                         found->data(), room};
-  b.report->figure("delta.scan.1%", rate(2 * bytes + 4 * changed, [&] {
-                     return device_scan(b.codecs, b.stream, shape, Form::kUndoable, src->data(), dst->data(), c);
-                   }), copy);
+  figure("delta.scan.1%", 2 * bytes + 4 * changed, [&] {
+    return device_scan(b.codecs, b.stream, shape, Form::kUndoable, src->data(), dst->data(), c);
+  });
   // Each change reads and writes a sector of 32 bytes.
-  b.report->figure("delta.apply.1%", rate(64 * changed + 4 * changed, [&] {
-                     return device_apply(b.codecs, b.stream, shape, Change::kAdd, c, src->data());
-                   }), copy);
+  figure("delta.apply.1%", 64 * changed + 4 * changed,
+         [&] { return device_apply(b.codecs, b.stream, shape, Change::kAdd, c, src->data()); });
 }
 
 }  // namespace refit::gpu

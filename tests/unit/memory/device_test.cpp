@@ -42,6 +42,38 @@ TEST(Cuda, ACallWithoutAContextFails) {
   EXPECT_EQ(api.memory_free(at), kCuInvalidValue) << "freed twice";
 }
 
+// A driver that goes away, as at the end of a process: errors from calls, nothing from destructors, and no pop of a
+// context that others pushed.
+TEST(Cuda, ARefusedContextIsAnErrorAndEndsNoProcess) {
+  static bool refused;
+  static CudaApi api;
+  refused = false;
+  api = cuda_host_double();
+  api.context_push = [](CuContext c) { return refused ? kCuInvalidContext : cuda_host_double().context_push(c); };
+  const auto device = Device::open(api, 0);
+  ASSERT_TRUE(device.ok());
+  const Device::Scope outer(*device);
+  {
+    auto there = DeviceBuffer::make(*device, 16, "there");
+    auto stream = Stream::make(*device);
+    ASSERT_TRUE(there.ok() && stream.ok());
+    refused = true;
+    for (const Status& s : {stream->fill(there->data(), 7, 16), stream->wait(Deadline::after_s(5), "the fill")}) {
+      ASSERT_FALSE(s.ok());
+      EXPECT_NE(s.error().message.find("context for "), std::string::npos) << s.error().to_string();
+    }
+    DeviceHandle lent;
+    lent.device = device->uuid();
+    const auto opened = ImportedMemory::open(api, lent, Fd());
+    ASSERT_FALSE(opened.ok());
+    EXPECT_NE(opened.error().message.find("context for "), std::string::npos) << opened.error().to_string();
+  }
+  refused = false;
+  CuPtr at = 0;
+  EXPECT_EQ(api.memory_alloc(&at, 100), kCuOk) << "the outer scope still holds";
+  EXPECT_EQ(api.memory_free(at), kCuOk);
+}
+
 // Queued work has not run before somebody waits: what forgets to wait sees old bytes here.
 TEST(Cuda, NothingRunsBeforeAWait) {
   const auto device = Device::open(cuda_host_double(), 0);
