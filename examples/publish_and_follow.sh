@@ -15,7 +15,7 @@ publisher=$!
 refit_follow() {
   refit serve --follow "$store" --target vllm:tp=2 --state state --until-step 2 --json >follower.log
 }
-trap 'kill "$publisher" 2>/dev/null || true' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
 committed() { # STEP: waits until that step's version is in the store
   for ((i = 0; i < 300; i++)); do

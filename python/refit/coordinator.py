@@ -91,7 +91,7 @@ class Coordinator:
         options.total_timeout_s = total_timeout_s
         options.join_timeout_s = join_timeout_s
         options.gate_timeout_s = gate_timeout_s
-        self.gate_timeout_s = gate_timeout_s
+        self.gate_timeout_s, self.on_target_loss = gate_timeout_s, on_target_loss
         self._native = _native.Coordinator(options)
         log.info("coordinator of %d source ranks and %d x %d target ranks at %s", source_ranks, targets, target_ranks, self.address)
 

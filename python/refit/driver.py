@@ -23,8 +23,10 @@ _shut_gates: dict[Any, Any] = {}
 
 
 def _gate(engine: Any) -> Any:
-    """What is one gate, whoever steers it: a server has one name however many clients it has."""
-    return engine.name if isinstance(engine, HttpClient) else id(engine)
+    """What is one gate, whoever steers it: a server has one name and an actor one id, however many clients it has."""
+    if isinstance(engine, HttpClient):
+        return engine.name
+    return getattr(engine, "gate", None) or id(engine)
 
 
 class Engine(Protocol):

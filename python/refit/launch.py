@@ -106,6 +106,8 @@ def _told(env: Mapping[str, str], launcher: str) -> Place:
         raise MismatchError(f"{names.rank} is {rank} and {world_name} is {world} ({launcher})")
     local_world = _slurm_local_world(env) if launcher == "slurm" else _number(env, names.local_world, 1)
     job = "-".join(env[n] for n in names.job if env.get(n))
+    if launcher == "pmi" and not job and env.get("SLURM_STEP_ID"):  # srun --mpi=pmi2 tells no PMI_JOBID
+        job = "-".join(env[n] for n in _NAMES["slurm"].job if env.get(n))
     if launcher == "env" and _RAY in env:
         job = "ray-" + env[_RAY]
     return Place(rank, world, _number(env, names.local_rank), local_world, job, launcher)
@@ -117,7 +119,8 @@ def place(environ: Mapping[str, str] | None = None, *, launcher: str | None = No
 
     torchrun's count before MPI's, those before Slurm's, since each is started by the next one. RANK and WORLD_SIZE without
     torchrun may come from anybody: MismatchError naming both variables where another launcher's say otherwise. In a process of
-    Ray the variables of Slurm and MPI are those of its raylet and do not count; RANK and WORLD_SIZE, which worker groups set, do.
+    Ray the variables of Slurm and MPI are those of its raylet and do not count; RANK and WORLD_SIZE, which worker groups set, do; with torchrun's among them
+    (a driver hands its own on) InvalidError asks for REFIT_LAUNCHER.
     """
     env = os.environ if environ is None else environ
     asked = launcher or env.get("REFIT_LAUNCHER") or None
@@ -130,7 +133,9 @@ def place(environ: Mapping[str, str] | None = None, *, launcher: str | None = No
     else:
         known = ["torchrun"]  # half of its variables: _told() says which one lacks
     if _RAY in env:
-        known = [k for k in known if k in ("torchrun", "env")]
+        if "torchrun" in known:
+            raise InvalidError("TORCHELASTIC_RUN_ID is set in a process of Ray, which may have it from its driver: say whose count with REFIT_LAUNCHER=torchrun or env, or unset torchrun's variables")
+        known = [k for k in known if k == "env"]
     if "torchrun" in known:
         return _told(env, "torchrun")
     if not known:

@@ -26,6 +26,7 @@ import ray.exceptions
 
 from ._errors import DeadlineError, Error, InternalError, InvalidError, PeerLostError
 from .coordinator import Coordinator, SyncReport, WeightSynchronizer
+from .driver import _IN_ROUND
 from .members import Publisher, Receiver
 from .synchronizers import Decision
 
@@ -57,20 +58,29 @@ class _Worker:
 
     def refit_join(self, address: str) -> str:
         """Joins the job, once. An actor that a former coordinator knew leaves that one first."""
-        if self._refit_address != address:
+        if self.refit_joined() != address:
             self.refit_leave()
             self._refit_member = self._refit_make(address)
             self._refit_address = address
         return address
 
     def refit_joined(self) -> str:
-        """The address that this actor joined: empty in one that was started anew."""
+        """The address that this actor joined: empty in one that was started anew, or whose connection has ended."""
+        if self._refit_member is not None:
+            try:
+                self._refit_member.report()
+            except Error as e:
+                log.warning("the connection to %s has ended: %s", self._refit_address, e)
+                return ""
         return self._refit_address
 
     def refit_leave(self) -> None:
         member, self._refit_member, self._refit_address = self._refit_member, None, ""
         if member is not None:
-            member.close()
+            try:
+                member.close()
+            except Error as e:  # the member is given up either way
+                log.warning("leaving: %s", e)
 
 
 class SourceWorker(_Worker):
@@ -140,6 +150,8 @@ def _told(e: BaseException, who: str, what: str) -> Error:
         return e
     if isinstance(e, ray.exceptions.GetTimeoutError):
         return DeadlineError(f"{what}() did not return in time", peer=who, stage=what)
+    if isinstance(e, ray.exceptions.ActorUnavailableError):  # a RayActorError, but it may be back: the connection broke
+        return DeadlineError("the actor cannot be reached for now", peer=who, stage=what)
     if isinstance(e, (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.ObjectLostError, ray.exceptions.NodeDiedError)):
         reason = (str(e).strip().splitlines() or ["no reason was told"])[0]
         return PeerLostError(f"the actor is gone: {reason}", peer=who, stage=what)
@@ -171,7 +183,7 @@ class WorkerGroup:
     def __init__(self, actors: Sequence[Any], side: str, *, replicas: int = 1, name: str = "", timeout_s: float = 120) -> None:
         if side not in ("source", "target"):
             raise InvalidError(f"side must be source or target, not '{side}'")
-        if not actors or len(actors) % replicas:
+        if replicas < 1 or not actors or len(actors) % replicas:
             raise InvalidError(f"{len(actors)} actors do not make {replicas} replicas")
         self.actors, self.side, self.replicas, self.timeout_s = list(actors), side, replicas, timeout_s
         self._name = name or ("trainer" if side == "source" else "engine")
@@ -236,6 +248,7 @@ class RayWeightSynchronizer(WeightSynchronizer):
             raise InvalidError("no group of actors was given")
         self.groups, self.probe_timeout_s = groups, probe_timeout_s
         self._doubtful = False  # an actor may be new, or gone
+        self._known: list[Any] = []  # the actors that were asked to join
 
     def init_communicator(self) -> None:
         """Every actor joins, then the job plans."""
@@ -244,27 +257,33 @@ class RayWeightSynchronizer(WeightSynchronizer):
         for group, refs in joins:
             failures += settled(refs, group.names(), "refit_join", group.timeout_s)[1]
         self._raise(failures)
+        self._known = self._actors()
         super().init_communicator()
+
+    def _actors(self) -> list[Any]:
+        return [a for g in self.groups for a in g.actors]
 
     def sync_weights(self, step: int | None = None) -> SyncReport:
         """One round. PeerLostError naming the actors where any is dead, else the round's own error."""
-        if self._doubtful:
+        if self._doubtful or self._actors() != self._known:
             self._rejoin()
         try:
             report = super().sync_weights(step)
         except Error as e:
             self._doubtful = True
-            _, dead = self._probe()
+            dead = [failure for _, failure in self._probe()[1]]
             if not dead:
                 raise
             for other in dead[1:]:
                 log.error("sync: %s", other)
             named = ", ".join(d.peer for d in dead)
             raise PeerLostError(f"{named}: {dead[0].message}; the round: {e}", peer=e.peer or dead[0].peer, stage=e.stage, report=e.report) from e
-        self._doubtful = bool(report.missing) or not report.all_applied
+        states = [r["state"] for r in self.coordinator.status().get("replicas", [])]
+        lost = any(s != "Serving" and s not in _IN_ROUND for s in states)  # states come a little late
+        self._doubtful = bool(report.missing or report.evicted) or not report.all_applied or lost
         return report
 
-    def _probe(self) -> tuple[list[tuple[WorkerGroup, list[Any]]], list[Error]]:
+    def _probe(self) -> tuple[list[tuple[WorkerGroup, list[Any]]], list[tuple[WorkerGroup, Error]]]:
         """What each actor has joined, by group; and those that are gone."""
         found, dead = [], []
         asked = [(g, g.start("refit_joined")) for g in self.groups]
@@ -273,21 +292,23 @@ class RayWeightSynchronizer(WeightSynchronizer):
             found.append((group, addresses))
             for failure in failures:
                 if isinstance(failure, PeerLostError):
-                    dead.append(failure)
+                    dead.append((group, failure))
                 else:
                     log.warning("%s", failure)
         return found, dead
 
     def _rejoin(self) -> None:
-        """Actors that were started anew join."""
+        """Actors that were started anew join. A dead target is left to the round where that may go on without it."""
+        actors = self._actors()
         found, dead = self._probe()
-        self._raise(dead)
+        self._raise([e for g, e in dead if g.side == "source" or self.coordinator.on_target_loss == "fail"])
         new = [(g, r) for g, addresses in found for r, a in enumerate(addresses) if a is not None and a != self.coordinator.address]
         refs = [g.actors[r].refit_join.remote(self.coordinator.address) for g, r in new]
         _, failures = settled(refs, [g.names()[r] for g, r in new], "refit_join", max((g.timeout_s for g, _ in new), default=0))
         self._raise(failures)
         for group, rank in new:
             log.info("%s joined anew", group.names()[rank])
+        self._known = actors
 
     @staticmethod
     def _raise(failures: Sequence[Error]) -> None:
@@ -298,22 +319,32 @@ class RayWeightSynchronizer(WeightSynchronizer):
 
     def shutdown(self) -> None:
         """Members leave, as far as they answer; then the coordinator ends. Actors live on."""
-        for group in self.groups:
-            for failure in settled(group.start("refit_leave"), group.names(), "refit_leave", self.probe_timeout_s)[1]:
-                log.warning("%s", failure)
-        super().shutdown()
+        try:
+            for group in self.groups:
+                for failure in settled(group.start("refit_leave"), group.names(), "refit_leave", self.probe_timeout_s)[1]:
+                    log.warning("%s", failure)
+        finally:  # also where Ray itself is gone
+            super().shutdown()
 
 
 class ActorEngine:
-    """An EngineWorker as a synchronizer of engines steers it; every call ends by its deadline."""
+    """An EngineWorker as a synchronizer of engines steers it; every call ends by its deadline.
 
-    def __init__(self, actor: Any, name: str) -> None:
-        self.actor, self.name = actor, name
+    via: the engine's own, of SGLang (``refit.sglang``). resumes_memory: whether the engine has resume_memory()."""
+
+    def __init__(self, actor: Any, name: str, *, via: str = "loader", resumes_memory: bool = False) -> None:
+        self.actor, self.name, self.via = actor, name, via
+        self.gate = actor._actor_id.hex()  # one gate, however many ActorEngines steer it
+        if resumes_memory:
+            self.resume_memory = lambda tags, timeout_s: self._call("resume_memory", timeout_s, list(tags), timeout_s)
 
     def _call(self, method: str, timeout_s: float, *arguments: Any) -> Any:
         # The actor's own deadline is the same; what it has to say about it should still arrive.
-        (result,), failures = settled([self.actor.refit_engine.remote(method, *arguments)], [self.name], method, timeout_s + 1)
+        ref = self.actor.refit_engine.remote(method, *arguments)
+        (result,), failures = settled([ref], [self.name], method, timeout_s + 1)
         if failures:
+            if isinstance(failures[0], DeadlineError):  # one that waits its turn must not run later
+                ray.cancel(ref)
             raise failures[0]
         return result
 

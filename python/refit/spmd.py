@@ -30,7 +30,7 @@ import uuid
 from typing import Any, Callable
 
 from . import _errors
-from ._errors import DeadlineError, Error, InvalidError, MismatchError, UnsupportedError
+from ._errors import DeadlineError, Error, InvalidError, MismatchError, PeerLostError, UnsupportedError
 from ._private import check_private, home, make_private
 from .coordinator import WeightSynchronizer
 from .launch import Place, place
@@ -109,7 +109,7 @@ class TorchStore(Store):
 
     def get(self, key: str, timeout_s: float) -> str:
         try:
-            self._store.wait([key], datetime.timedelta(seconds=max(timeout_s, 0.001)))
+            self._store.wait([key], datetime.timedelta(seconds=max(timeout_s, 1.0)))
             return self._store.get(key).decode()
         except RuntimeError as e:  # torch's errors derive from it; a timeout has no class of its own in all of its stores
             if "timeout" in str(e).lower() or "timed out" in str(e).lower():
@@ -202,7 +202,10 @@ class SpmdWeightSynchronizer:
             return
         self._closed = True
         if self.place.rank:
-            self._store.put(f"bye/{self.place.rank}", self._run)
+            try:
+                self._store.put(f"bye/{self.place.rank}", self._run)
+            except (OSError, RuntimeError) as e:  # rank 0 has closed it already
+                log.warning("rank 0 is told no goodbye: %s", e)
             return
         until = time.monotonic() + self._timeout_s
         for rank in range(1, self.place.world):
@@ -236,7 +239,10 @@ class SpmdWeightSynchronizer:
         self._calls += 1
         n, mine = self._calls, [call, argument]
         if self.place.rank:
-            self._store.put(f"{n}/{self.place.rank}", json.dumps([*mine, self._run]))
+            try:
+                self._store.put(f"{n}/{self.place.rank}", json.dumps([*mine, self._run]))
+            except (OSError, RuntimeError) as e:
+                raise PeerLostError(f"the store in which the ranks meet is gone: {e}", peer="rank 0", stage=call) from e
             try:
                 told = json.loads(self._store.get(f"{n}/outcome", self._timeout_s + self._call_timeout_s))
             except DeadlineError as e:

@@ -447,10 +447,12 @@ _NIXL_RATIO = "policy.generation.refit_cfg.nixl.update_weights_bucket_memory_rat
 
 def _fit_nixl(options: dict[str, Any], ratio: float, free_bytes: int | None = None) -> None:
     """Staging takes at most this share of the host's free memory; a bucket at most half of that, since one is installed while
-    the next is read."""
+    the next is read. A cgroup's limit is not looked at."""
     if free_bytes is None:
         with open("/proc/meminfo") as f:
-            free_bytes = next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable"))
+            free_bytes = next((int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable")), None)
+        if free_bytes is None:
+            raise UnsupportedError(f"{_NIXL_RATIO}: /proc/meminfo has no MemAvailable")
     room = int(ratio * free_bytes)
     if room < 2 << 20:
         raise InvalidError(f"{_NIXL_RATIO}: {ratio} of {free_bytes} free bytes leaves a bucket under 1 MiB: raise it")

@@ -37,6 +37,15 @@ class Launchers(unittest.TestCase):
         in_ray = one_task_a_node | OPENMPI | {"RAY_JOB_ID": "01000000"}
         self.assertEqual(place(in_ray).launcher, "alone")
         self.assertEqual(place(in_ray | {"RANK": "3", "WORLD_SIZE": "4"}).rank, 3)
+        # A driver under torchrun hands its variables on to its actors.
+        of_driver = in_ray | {"TORCHELASTIC_RUN_ID": "a", "RANK": "0", "WORLD_SIZE": "1"}
+        with self.assertRaisesRegex(refit.InvalidError, "REFIT_LAUNCHER"):
+            place(of_driver)
+        self.assertEqual(place(of_driver, launcher="torchrun").launcher, "torchrun")
+
+    def test_srun_with_pmi2_tells_its_job_by_slurm(self):
+        step = {"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}
+        self.assertEqual(place(step).job, "7-1")
 
     def test_by_hand_and_agreeing(self):
         self.assertEqual(place(SLURM | {"RANK": "3", "WORLD_SIZE": "6"}).launcher, "slurm")
