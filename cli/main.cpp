@@ -34,7 +34,8 @@ void fail(Context& context, const std::vector<Error>& errors) {
   if (context.json) {
     nlohmann::json list = nlohmann::json::array();
     for (const Error& e : errors) list.push_back(to_json(e));
-    fmt::print("{}\n", nlohmann::json{{"ok", false}, {"errors", list}}.dump());
+    fmt::print("{}\n", nlohmann::json{{"ok", false}, {"errors", list}}.dump(-1, ' ', false,
+                                                                            nlohmann::json::error_handler_t::replace));
     return;
   }
   for (const Error& e : errors) fmt::print(stderr, "refit: {}\n", e.to_string());

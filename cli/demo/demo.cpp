@@ -384,7 +384,7 @@ class Demo {
                       {"address", fleet_->address()},
                       {"metrics", metrics_json()},
                       {"ok", ok}}
-                     .dump());
+                     .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     if (!ok) context_.exit_code = 1;
     say(ok ? "ok" : "NOT ok");
     if (options_.hold) hold();
@@ -495,8 +495,9 @@ void setup_demo(CLI::App& app, Context& context) {
     ::signal(SIGTERM, on_signal);
     if (o->transport == "s3_sparse") {
       if (o->watch.any())
-        return fail(context, Error(Code::kUnsupported, "--transport s3_sparse: --metrics, --trace and --log watch rounds "
-                                                       "of a job; a store has none"));
+        return fail(context, Error(Code::kUnsupported,
+                                   "--transport s3_sparse: --metrics, --trace and --log watch rounds "
+                                   "of a job; a store has none"));
       const Result<double> gbps = memcpy_gbps(o->threads);
       const Status s = gbps.ok() ? run_store_demo(context, *o, *gbps) : Status(gbps.error());
       if (!s.ok()) fail(context, s.error());

@@ -194,12 +194,15 @@ Result<bool> obey(Process& p, const std::string& line) {
   const auto space = line.find(' ');
   const std::string verb = line.substr(0, space);
   if (verb == "quit") return false;
-  if (verb == "report") REFIT_TRY(p.lines.send(report_of(p).dump()));
-  if (verb == "check") REFIT_TRY(p.lines.send(check_of(p).dump()));
+  if (verb == "report")
+    REFIT_TRY(p.lines.send(report_of(p).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
+  if (verb == "check")
+    REFIT_TRY(p.lines.send(check_of(p).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
   if (verb == "step") {
     const Status s = train(p, std::strtoll(line.c_str() + space + 1, nullptr, 10));
     REFIT_TRY(p.lines.send(s.ok() ? "{\"ok\":true}"
-                                  : nlohmann::json{{"ok", false}, {"error", s.error().to_string()}}.dump()));
+                                  : nlohmann::json{{"ok", false}, {"error", s.error().to_string()}}.dump(
+                                        -1, ' ', false, nlohmann::json::error_handler_t::replace)));
   }
   return true;
 }
@@ -261,7 +264,7 @@ Status run_member(const MemberOptions& options) {
   const Status ready = set_up(p);
   REFIT_TRY(p.lines.send((ready.ok() ? nlohmann::json{{"ok", true}, {"metrics", p.watch->metrics_url()}}
                                      : nlohmann::json{{"ok", false}, {"error", ready.error().to_string()}})
-                             .dump()));
+                             .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
   REFIT_TRY(ready);
   const MemberName me = name_of(options);
   while (true) {

@@ -1,7 +1,9 @@
 #include "cli/watch/log.h"
 
+#include <poll.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <ctime>
 #include <nlohmann/json.hpp>
@@ -37,8 +39,17 @@ ordered_json head(const char* level, const char* event, const MemberName& who, c
           {"monotonic_ns", at_ns}};
 }
 
-// One write a line: lines of several processes that share the terminal do not mix.
-void put(const ordered_json& j) {
+// One write a line: lines of several processes that share the terminal do not mix. A reader that stands still must not
+// hold up the thread that the round is on: lines that find no room are dropped and counted in the next one that does.
+void put(ordered_json j) {
+  constexpr int kPatienceMs = 100;
+  static std::atomic<std::uint64_t> dropped{0};
+  pollfd room{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  if (::poll(&room, 1, kPatienceMs) != 1 || (room.revents & POLLOUT) == 0) {
+    ++dropped;
+    return;
+  }
+  if (const std::uint64_t lost = dropped.exchange(0); lost > 0) j["lines_dropped"] = lost;
   const std::string line = j.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }

@@ -25,7 +25,8 @@ std::string last_text(const ordered_json& last) {
 void print_round(const ordered_json& r) {
   fmt::print("round {} version {}: {}", r.contains("round") ? r["round"].dump() : "?",
              r.contains("version") ? r["version"].dump() : "?",
-             r.contains("outcome") ? r["outcome"].get<std::string>() : "not seen by a coordinator");
+             r.contains("outcome") && r["outcome"].is_string() ? r["outcome"].get<std::string>()
+                                                               : "not seen by a coordinator");
   if (r.contains("seconds")) fmt::print(", {:.3f} s", r["seconds"].get<double>());
   fmt::print("\n");
   if (r.contains("error") && r["error"].is_string()) fmt::print("  error     {}\n", r["error"].get<std::string>());

@@ -1,5 +1,8 @@
 #include "observe/trace.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -19,8 +22,8 @@ int pid_of(const MemberName& who) {
 double micros(std::int64_t ns) { return static_cast<double>(ns) * 1e-3; }
 
 ordered_json event(const char* kind, std::string_view name, const MemberName& who, std::int64_t at_ns) {
-  return {{"name", name}, {"ph", kind}, {"cat", to_string(side_of(who))}, {"ts", micros(at_ns)}, {"pid", pid_of(who)},
-          {"tid", who.rank}};
+  return {{"name", name},        {"ph", kind},         {"cat", to_string(side_of(who))},
+          {"ts", micros(at_ns)}, {"pid", pid_of(who)}, {"tid", who.rank}};
 }
 
 ordered_json ids(const Txn& txn, const MemberName& who) {
@@ -38,11 +41,22 @@ std::string boot() {
   return line;
 }
 
+// Text of peers' errors need not be UTF-8.
+std::string text_of(const ordered_json& event) {
+  return event.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Trace>> Trace::open(const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  if (file == nullptr) return Error(Code::kInvalid, "--trace " + path + ": " + std::strerror(errno));
+  // Names of members and texts of errors are its owner's business.
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+  std::FILE* file = fd < 0 ? nullptr : ::fdopen(fd, "w");
+  if (file == nullptr) {
+    const std::string why = std::strerror(errno);
+    if (fd >= 0) ::close(fd);
+    return Error(Code::kInvalid, "--trace " + path + ": " + why);
+  }
   std::fputs("[\n", file);
   std::fflush(file);
   return std::unique_ptr<Trace>(new Trace(file));
@@ -62,13 +76,13 @@ void Trace::introduce(const MemberName& who) {
       side == Side::kCoordinator ? "coordinator" : std::string(to_string(side)) + ":" + std::to_string(who.instance);
   ordered_json m{{"name", "process_name"}, {"ph", "M"}, {"pid", pid_of(who)}, {"tid", who.rank}};
   m["args"] = {{"name", process}};
-  write(m.dump());
+  write(text_of(m));
   m["name"] = "thread_name";
   m["args"] = {{"name", side == Side::kCoordinator ? "rounds" : "rank " + std::to_string(who.rank)}};
-  write(m.dump());
+  write(text_of(m));
   m["name"] = "refit_clock";
   m["args"] = {{"member", name_of(who)}, {"clock", "CLOCK_MONOTONIC"}, {"boot", boot()}};
-  write(m.dump());
+  write(text_of(m));
 }
 
 void Trace::on(const PhaseEvent& e, const Spans::Seen& seen) {
@@ -78,7 +92,7 @@ void Trace::on(const PhaseEvent& e, const Spans::Seen& seen) {
   ordered_json instant = event("i", to_string(e.phase), e.who, e.at_ns);
   instant["s"] = "t";
   instant["args"] = ids(e.txn, e.who);
-  write(instant.dump());
+  write(text_of(instant));
   for (const Span& s : seen.ended) {
     if (s.kind->whole) continue;
     ordered_json x = event("X", s.kind->name, e.who, s.start_ns);
@@ -86,7 +100,7 @@ void Trace::on(const PhaseEvent& e, const Spans::Seen& seen) {
     x["args"] = ids(e.txn, e.who);
     if (s.bytes > 0) x["args"]["bytes"] = s.bytes;
     if (s.buckets > 0) x["args"]["buckets"] = s.buckets;
-    write(x.dump());
+    write(text_of(x));
   }
 }
 
@@ -110,7 +124,7 @@ void Trace::report(const MemberName& who, const agent::AgentReport& r) {
                       {"pack_ns", r.encoded.pack_ns},
                       {"encode_ns", r.encoded.encode_ns},
                       {"send_ns", r.encoded.send_ns}});
-  write(i.dump());
+  write(text_of(i));
 }
 
 void Trace::round(const sync::SyncReport& report) {
@@ -128,7 +142,7 @@ void Trace::round(const sync::SyncReport& report) {
                     {"pause_ns", r.max_pause_ns},
                     {"proof", report.proof},
                     {"error", r.error ? ordered_json(r.error->to_string()) : ordered_json(nullptr)}});
-  write(x.dump());
+  write(text_of(x));
 }
 
 }  // namespace refit::observe

@@ -200,7 +200,7 @@ std::string behind_the_end(Bench& bench) {
   Mirror n(bench, counts, sizeof counts), at(bench, positions, sizeof positions), found(bench, values, sizeof values);
   Bytes want(4 * 65536, std::byte{0});
   Mirror target(bench, want.data(), static_cast<std::int64_t>(want.size()));
-  for (const std::size_t i : {65535, 65536 + 99}) want[2 * i] = std::byte{7};
+  for (const std::size_t i : {std::size_t{65535}, std::size_t{65536 + 99}}) want[2 * i] = std::byte{7};
   const DeviceChanges c{reinterpret_cast<std::uint32_t*>(n.at()), reinterpret_cast<std::uint16_t*>(at.at()), found.at(), 3};
   if (auto f = text(device_apply(bench.codecs, bench.stream, shape, Change::kStore, c, target.at())); !f.empty()) return f;
   return target.read() == want ? "" : "bytes differ";
