@@ -20,8 +20,10 @@ class Cutter {
         return;
       }
     }
-    out_.runs.push_back({region, from, bytes, to});
+    if (!over()) out_.runs.push_back({region, from, bytes, to});
   }
+  bool over() const { return out_.runs.size() > kMostRuns; }
+  std::int64_t slot() const { return out_.slot; }
   void loose(const Segment& s, const ByteRange& range, std::int64_t to) {
     out_.loose.push_back({s, out_.slot, range.lo, to});
     run(s.region, range.lo, range.hi - range.lo, out_.slot);
@@ -45,7 +47,7 @@ class Cutter {
 
 }  // namespace
 
-Result<Cut> cut(std::span<const Segment> segments, std::int64_t packed) {
+Result<Cut> cut(std::span<const Segment> segments, std::int64_t packed, std::int64_t limit) {
   Cutter cutter(packed);
   std::int64_t to = 0;
   for (const Segment& s : segments) {
@@ -54,7 +56,8 @@ Result<Cut> cut(std::span<const Segment> segments, std::int64_t packed) {
     REFIT_ASSIGN(const ByteRange range, touched(s));
     const std::int64_t span = range.hi - range.lo;
     // One run, or runs that touch: nothing is read too much.
-    if (s.run_bytes < kShortRun && s.run_bytes < bytes && span <= kMostOverRead * bytes) {
+    if (s.run_bytes < kShortRun && s.run_bytes < bytes && span <= kMostOverRead * bytes &&
+        span <= limit - cutter.slot()) {
       cutter.loose(s, range, to);
     } else {
       each_run(s, [&, at = to](std::int64_t from) mutable {
@@ -64,6 +67,9 @@ Result<Cut> cut(std::span<const Segment> segments, std::int64_t packed) {
     }
     to += bytes;
   }
+  if (cutter.over())
+    return Error(Code::kUnsupported, "the bucket has more than " + std::to_string(kMostRuns) +
+                                         " runs of bytes for nixl: lower refit.bucket_bytes, or use tcp");
   return cutter.take();
 }
 

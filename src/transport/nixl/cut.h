@@ -13,6 +13,7 @@ inline constexpr std::int64_t kMostOverRead = 2;
 // Of one handle of the library.
 inline constexpr std::int64_t kHandleBytes = 16 << 20;
 inline constexpr std::size_t kHandleRuns = 4096;
+inline constexpr std::size_t kMostRuns = 1 << 20;  // of one bucket
 
 struct Run {
   std::uint32_t region = 0;
@@ -32,8 +33,9 @@ struct Cut {
   std::vector<Loose> loose;
   std::int64_t packed = 0, slot = 0;
 };
-// Of checked segments that come to `packed` bytes.
-Result<Cut> cut(std::span<const Segment> segments, std::int64_t packed);
+// Of checked segments that come to `packed` bytes. Gaps are read only as far as the slot stays within `limit`.
+// kUnsupported for more than kMostRuns.
+Result<Cut> cut(std::span<const Segment> segments, std::int64_t packed, std::int64_t limit);
 // After the reads: packs what was read with gaps.
 void pick_out(const Cut& cut, std::byte* slot);
 

@@ -2,12 +2,15 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 
 namespace refit::transport::nixl {
 namespace {
 
 constexpr std::size_t kMostVisitors = 4096;
+constexpr std::size_t kMostUnknown = 256;  // that have not greeted yet
+constexpr std::int64_t kRestNs = 200'000'000;
 constexpr std::int64_t kHelloNs = 10 * kNsPerSecond;
 
 bool send_all(int fd, const Bytes& bytes) {
@@ -37,8 +40,8 @@ Result<std::unique_ptr<Door>> Door::open(const MoverOptions& o) {
   return door;
 }
 
-void Door::add_to(std::vector<pollfd>& polled) const {
-  polled.push_back({listener_.get(), POLLIN, 0});
+void Door::add_to(std::vector<pollfd>& polled, std::int64_t now) const {
+  polled.push_back({now < rests_until_ns_ ? -1 : listener_.get(), POLLIN, 0});
   for (const Visitor& v : visitors_) polled.push_back({v.fd.get(), POLLIN, 0});
 }
 
@@ -60,10 +63,20 @@ void Door::close() {
 void Door::accept_all(std::int64_t now) {
   while (true) {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!fd.valid()) return;
+    if (!fd.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      // Out of descriptors or memory: the listener stays readable, and the loop would spin.
+      if (errno != EAGAIN) rests_until_ns_ = now + kRestNs;
+      return;
+    }
     if (visitors_.size() >= kMostVisitors) {
       foreign_.fetch_add(1);
       continue;
+    }
+    const auto unknown = [](const Visitor& v) { return !v.known; };
+    if (std::count_if(visitors_.begin(), visitors_.end(), unknown) >= static_cast<std::ptrdiff_t>(kMostUnknown)) {
+      visitors_.erase(std::find_if(visitors_.begin(), visitors_.end(), unknown));
+      foreign_.fetch_add(1);
     }
     tune(fd.get(), stall_ns_);
     visitors_.push_back({std::move(fd), now, false, {}});

@@ -18,7 +18,7 @@ class Door {
   // Listens; the card says where.
   static Result<std::unique_ptr<Door>> open(const MoverOptions& options);
   const Card& card() const { return card_; }
-  void add_to(std::vector<pollfd>& polled) const;
+  void add_to(std::vector<pollfd>& polled, std::int64_t now) const;
   // `polled`: what add_to() added, with what poll() found.
   void serve(std::span<const pollfd> polled, const Exports& exports, std::int64_t now);
   // Nobody is answered any more.
@@ -42,6 +42,7 @@ class Door {
   std::list<Visitor> visitors_;
   std::atomic<std::uint64_t> foreign_{0}, bad_{0};
   std::int64_t stall_ns_ = 0;
+  std::int64_t rests_until_ns_ = 0;  // no visitor is let in before
 };
 
 }  // namespace refit::transport::nixl

@@ -44,7 +44,9 @@ Result<std::shared_ptr<Engine>> Engine::start(const MoverOptions& options, const
   REFIT_ASSIGN(engine->door_, Door::open(options));
   engine->last_turn_ns_ = engine->now();
   REFIT_ASSIGN(engine->thread_, start_thread("refit-nixl", [e = engine.get()] { e->loop(); }));
-  end_at_exit(engine.get(), [e = engine.get()] { e->stop(); });
+  end_at_exit(engine.get(), [weak = std::weak_ptr(engine)] {
+    if (const auto e = weak.lock()) e->stop();
+  });
   return engine;
 }
 
@@ -56,9 +58,10 @@ void Engine::stop() {
   }
   forget_at_exit(this);
   stop_.store(true);
-  wake_->raise();
+  // Either is missing where start() failed.
+  if (wake_ != nullptr) wake_->raise();
   if (thread_.joinable()) thread_.join();
-  door_->close();
+  if (door_ != nullptr) door_->close();
   // The loop is gone; what it owned is ours.
   const Error over(Code::kCancelled, "the mover is shut down");
   for (Work& w : works_) {
@@ -69,14 +72,12 @@ void Engine::stop() {
   for (Asked& q : questions_) q.told(over);
   for (auto& [member, link] : links_) link->lose(over);
   for (Orphan& o : orphans_) o.flying.clear();
-  for (Stuck& s : stuck_)
-    for (Orphan& o : s.orphans) o.flying.clear();
   agent_.reset();  // before the slots: bytes may still be coming
-  for (Stuck& s : stuck_) s.agent.reset();
   stuck_.clear();
   reading_agents_ = 0, staged_regions_ = 0;
   works_.clear();
   orphans_.clear();
+  spoilt_.clear();
   links_.clear();
   exports_.stop();
 }
@@ -104,7 +105,7 @@ void Engine::submit(Ask ask) {
   (void)ask.lane->fail(Error(Code::kCancelled, "the mover is shut down"));
 }
 
-Result<bool> Engine::question(const Peer& peer, MemoryEpoch epoch, Deadline deadline) {
+Result<bool> Engine::question(const Peer& peer, MemoryEpoch epoch, Deadline deadline, const Ledger* lane) {
   struct Waiter {
     std::mutex mutex;
     std::condition_variable changed;
@@ -123,6 +124,7 @@ Result<bool> Engine::question(const Peer& peer, MemoryEpoch epoch, Deadline dead
   wake_->raise();
   std::unique_lock lock(waiter->mutex);
   while (!waiter->answer) {
+    if (lane != nullptr) REFIT_TRY(lane->check());
     if (deadline.over()) return Error(Code::kTimeout, "no answer from the peer").at_peer(peer.name);
     waiter->changed.wait_for(lock, std::chrono::nanoseconds(std::min<std::int64_t>(deadline.left_ns(), kTickNs)));
   }
@@ -144,7 +146,7 @@ void Engine::loop() {
 
 void Engine::poll_once() {
   std::vector<pollfd> polled{{wake_->fd(), POLLIN, 0}};
-  door_->add_to(polled);
+  door_->add_to(polled, now());
   const std::size_t door_end = polled.size();
   std::vector<std::shared_ptr<Link>> links;
   for (const auto& [member, link] : links_) {
@@ -213,7 +215,7 @@ void Engine::judge() {
                 .at_peer(peer.name));
   }
   for (const Orphan& o : orphans_) any = any || std::any_of(o.flying.begin(), o.flying.end(), stalled);
-  if (any) set_aside();
+  if (any || !spoilt_.empty()) set_aside();
 }
 
 }  // namespace refit::transport::nixl

@@ -69,8 +69,8 @@ class Engine {
   Bytes card() const { return encode(door_->card()); }
   std::int64_t staging_limit() const { return options_.staging_bytes; }
   void submit(Ask ask);
-  // Asks the peer; true when the lend is open (epoch 0: when it is there).
-  Result<bool> question(const Peer& peer, MemoryEpoch epoch, Deadline deadline);
+  // Asks the peer; true when the lend is open (epoch 0: when it is there). `lane`: whose failure ends the wait.
+  Result<bool> question(const Peer& peer, MemoryEpoch epoch, Deadline deadline, const Ledger* lane = nullptr);
   // A lane has ended: what it asked for is dropped at the loop's next turn.
   void wake() const { wake_->raise(); }
   void note_foreign() { foreign_.fetch_add(1); }
@@ -103,7 +103,13 @@ class Engine {
   struct Stuck {
     std::unique_ptr<Agent> agent;
     std::list<Orphan> orphans;
+    std::list<Staging::Slot> spoilt;   // of reads that have ended
     std::shared_ptr<Staging> staging;  // shared with slots
+    // The agent goes before what it may write into.
+    ~Stuck() {
+      for (Orphan& o : orphans) o.flying.clear();
+      agent.reset();
+    }
   };
   struct Asked {
     Peer peer;
@@ -154,10 +160,12 @@ class Engine {
   std::map<std::uint32_t, std::shared_ptr<Link>> links_;  // by member; shared with loans
   std::list<Work> works_;
   std::list<Orphan> orphans_;
+  std::list<Staging::Slot> spoilt_;  // of reads that failed: other descriptors of their handles may still write
   std::list<Stuck> stuck_;
   std::unique_ptr<Agent> agent_;
   std::uint64_t generation_ = 0;
   std::shared_ptr<Staging> staging_;  // shared with slots
+  bool no_room_ = false;              // in this advance()
   std::int64_t last_turn_ns_ = 0, since_ns_ = 0;
   std::atomic<int> reading_agents_{0};
   std::atomic<std::size_t> staged_regions_{0};

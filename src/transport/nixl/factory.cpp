@@ -1,5 +1,7 @@
 #include "transport/nixl/factory.h"
 
+#include <algorithm>
+
 #include "transport/nixl/lane.h"
 
 namespace refit::transport::nixl {
@@ -23,6 +25,7 @@ class MoverNixl final : public Mover {
 
   Status reach(const Peer& peer, Deadline deadline) override {
     REFIT_ASSIGN(const Card card, decode_card(peer.card));
+    REFIT_TRY(allowed(card, peer));
     const std::string& ours = engine_->options().net.nixl.backend;
     if (card.backend != ours)
       return Error(Code::kUnsupported, "the peer's backend_name is " + card.backend + ", ours is " + ours)
@@ -46,10 +49,13 @@ class MoverNixl final : public Mover {
     if (id.job != engine_->options().job) return Error(Code::kMismatch, "lane of another job than the mover's");
     auto state = std::make_shared<LaneState>();
     state->id = id;
-    for (const Peer& peer : peers)
+    for (const Peer& peer : peers) {
+      // One that cannot be read is refused by the first question.
+      if (const auto card = decode_card(peer.card); card.ok()) REFIT_TRY(allowed(*card, peer));
       if (!state->peers.emplace(peer.member, peer).second)
         return Error(Code::kInvalid,
                      "member " + std::to_string(peer.member) + " is named twice among the lane's peers");
+    }
     return std::unique_ptr<PullLane>(std::make_unique<PullLaneNixl>(engine_, std::move(state)));
   }
 
@@ -61,6 +67,13 @@ class MoverNixl final : public Mover {
   }
 
  private:
+  // `mac` stands for "stays on this host", at both ends.
+  Status allowed(const Card& card, const Peer& peer) const {
+    if (engine_->options().net.security != "mac" || stays_here(card.host)) return {};
+    return Error(Code::kUnsupported, "refit.security.bulk 'mac': the peer is at " + card.host +
+                                         ", and nixl authenticates no byte on the way: spell none, or use tcp")
+        .at_peer(peer.name);
+  }
   const std::shared_ptr<Engine> engine_;  // shared with lanes, which may outlive the mover
   bool stopped_ = false;
 };
@@ -74,7 +87,13 @@ Result<std::unique_ptr<Mover>> make_over(const MoverOptions& o, const Api& api) 
                  "be spelled out as none, or use tcp");
   if (o.net.nixl.backend.empty() || o.net.nixl.backend.size() > kLongestName)
     return Error(Code::kInvalid, "backend_name must be the name of a NIXL plugin, such as UCX");
-  REFIT_ASSIGN(auto engine, Engine::start(o, api));
+  MoverOptions options = o;
+  auto& params = options.net.nixl.params;
+  const auto configures = [](const auto& p) { return p.first == "engine_config"; };
+  // By itself UCX listens on every interface, whatever address the door has.
+  if (o.net.security == "mac" && o.net.nixl.backend == "UCX" && std::none_of(params.begin(), params.end(), configures))
+    params.emplace_back("engine_config", "NET_DEVICES=lo");
+  REFIT_ASSIGN(auto engine, Engine::start(options, api));
   return std::unique_ptr<Mover>(std::make_unique<MoverNixl>(std::move(engine)));
 }
 

@@ -85,14 +85,16 @@ Result<std::uint64_t> PullLaneNixl::request(BucketId bucket, std::uint32_t sende
     return Error(Code::kInvalid, "member " + std::to_string(sender) + " is no peer of this lane");
   REFIT_ASSIGN(auto loan, loan_for(peer->second, descriptor));
   REFIT_ASSIGN(const std::int64_t bytes, check_segments(bucket, segments, loan->sizes));
-  REFIT_ASSIGN(Cut cut, nixl::cut(segments, bytes));
-  if (cut.slot > engine_->staging_limit())
+  auto cut = nixl::cut(segments, bytes, engine_->staging_limit());
+  if (!cut.ok())
+    return std::move(cut).error().at_peer(peer->second.name).at_bucket(std::to_string(bucket.value));
+  if (cut->slot > engine_->staging_limit())
     return Error(Code::kUnsupported,
                  "refit.staging_bytes does not hold this bucket: raise it, or lower refit.bucket_bytes")
         .at_peer(peer->second.name)
         .at_bucket(std::to_string(bucket.value))
-        .amounts(cut.slot, engine_->staging_limit());
-  Ask ask{state_, 0, bucket, sender, std::move(loan), std::move(cut)};
+        .amounts(cut->slot, engine_->staging_limit());
+  Ask ask{state_, 0, bucket, sender, std::move(loan), std::move(*cut)};
   const std::uint64_t ticket = ask.ticket = state_->ledger.open(std::span(&sender, 1));
   asked_.emplace_back(sender, bucket);
   engine_->submit(std::move(ask));
@@ -147,7 +149,8 @@ Status PullLaneNixl::recheck(std::uint32_t sender) {
   const Peer& peer = state_->peers.at(sender);
   // The link judges an answer that does not come; the deadline here is for what it cannot see.
   const Deadline deadline = Deadline::after_ns(2 * engine_->options().net.stall_ns);
-  const auto open = engine_->question(peer, loan->second->descriptor.epoch, deadline);
+  const auto open = engine_->question(peer, loan->second->descriptor.epoch, deadline, &state_->ledger);
+  REFIT_TRY(state_->ledger.check());
   if (!open.ok()) return state_->fail(Error(open.error()).at_stage("transfer"));
   if (*open) return {};
   return state_->fail(Error(Code::kMismatch, "the lend was withdrawn (memory epoch " +

@@ -14,6 +14,7 @@ constexpr std::size_t kMostStuck = 4;  // agents that are set aside
 }  // namespace
 
 void Engine::advance() {
+  no_room_ = false;
   for (Work& w : works_) {
     if (w.phase != Phase::kOver && w.ask.lane->ledger.failed()) abandon(w);
     if (w.phase != Phase::kOver) advance(w);
@@ -100,7 +101,11 @@ Status Engine::ready_agent() {
   reading_agents_ = static_cast<int>(1 + stuck_.size());
   const std::span<std::byte> arena = staging_->whole();
   if (!arena.empty()) {
-    REFIT_TRY(agent_->add(arena));
+    if (Status s = agent_->add(arena); !s.ok()) {
+      agent_.reset();
+      reading_agents_ = static_cast<int>(stuck_.size());
+      return s;
+    }
     staged_regions_ = 1;
   }
   return {};
@@ -116,9 +121,11 @@ Status Engine::load(Link& link, const Loan& loan) {
   return {};
 }
 
+// In order: what is small does not keep what is large from ever finding room.
 bool Engine::take_slot(Work& w) {
-  auto slot = staging_->take(w.ask.cut.slot);
-  if (!slot && staging_->idle()) {
+  std::optional<Staging::Slot> slot;
+  if (!no_room_ && staged_regions_.load() > 0) slot = staging_->take(w.ask.cut.slot);
+  if (!no_room_ && !slot && staging_->idle()) {
     if (Status s = grow(w.ask.cut.slot); !s.ok()) {
       fail(w, std::move(s).error());
       return false;
@@ -126,6 +133,7 @@ bool Engine::take_slot(Work& w) {
     slot = staging_->take(w.ask.cut.slot);
   }
   if (!slot) {
+    no_room_ = true;
     const std::lock_guard lock(w.ask.lane->mutex);
     w.ask.lane->waits_for = "room in staging, which leases hold";
     return false;
@@ -182,6 +190,7 @@ void Engine::look(Work& w) {
     }
     f = w.flying.erase(f);
     if (moving == Moving::kFailed) {
+      spoilt_.push_back(std::move(w.slot));
       const Peer& peer = w.ask.lane->peers.at(w.ask.sender);
       return fail(w, Error(Code::kPeerLost, "NIXL lost the source while reading").at_peer(peer.name));
     }
@@ -238,12 +247,17 @@ void Engine::look_at_orphans() {
       continue;
     }
     const auto link = std::move(o->link);
+    if (failed) spoilt_.push_back(std::move(o->slot));
     o = orphans_.erase(o);
     if (failed && link != nullptr) forget(*link);
   }
   for (auto s = stuck_.begin(); s != stuck_.end();) {
     bool failed = false;
-    std::erase_if(s->orphans, [&](Orphan& o) { return ended(o, &failed); });
+    std::erase_if(s->orphans, [&](Orphan& o) {
+      const bool gone = ended(o, &failed);
+      if (gone) s->spoilt.push_back(std::move(o.slot));
+      return gone;
+    });
     s = s->orphans.empty() ? stuck_.erase(s) : std::next(s);
   }
   reading_agents_ = static_cast<int>(stuck_.size() + (agent_ != nullptr ? 1 : 0));
@@ -259,23 +273,22 @@ bool Engine::in_flight_to(const Link& link) const {
 }
 
 // A read that stalled may write its bytes whenever its peer goes on, and its agent must stay until then. Requests of
-// other peers start over with the next agent, into staging of their own.
+// other peers start over with the next agent, into staging of their own; what has been read keeps its place.
 void Engine::set_aside() {
-  Stuck stuck{std::move(agent_), std::move(orphans_), std::move(staging_)};
-  orphans_.clear();
+  Stuck& stuck = stuck_.emplace_back();
+  stuck.agent = std::move(agent_);
+  stuck.orphans.swap(orphans_);
+  stuck.spoilt.swap(spoilt_);
+  stuck.staging = std::move(staging_);
   for (Work& w : works_) {
+    if (w.phase != Phase::kReading) continue;
     if (!w.flying.empty()) stuck.orphans.push_back({std::move(w.flying), std::move(w.slot), nullptr});
     w.flying.clear();
     w.slot = {};
     w.next_run = 0;
-    if (w.phase == Phase::kReading) w.phase = Phase::kReady;
+    w.phase = Phase::kReady;
   }
-  stuck_.push_back(std::move(stuck));
-  if (stuck_.size() > kMostStuck) {
-    for (Orphan& o : stuck_.front().orphans) o.flying.clear();
-    stuck_.front().agent.reset();
-    stuck_.pop_front();
-  }
+  if (stuck_.size() > kMostStuck) stuck_.pop_front();
   reading_agents_ = static_cast<int>(stuck_.size());
   staged_regions_ = 0;
   staging_ = std::make_shared<Staging>(options_.staging_bytes, options_.budget, wake_);

@@ -20,11 +20,13 @@ std::vector<std::byte> numbered(std::size_t bytes) {
   return out;
 }
 // What the reads and the picking come to, beside gather() of the same segments.
-void expect_same(const std::vector<Segment>& segments, std::span<const std::byte> region) {
+void expect_same(const std::vector<Segment>& segments, std::span<const std::byte> region, std::int64_t room) {
   Bytes wanted;
   for (const Segment& s : segments) gather(s, region.data(), wanted);
-  const auto c = cut(segments, static_cast<std::int64_t>(wanted.size()));
+  const auto packed = static_cast<std::int64_t>(wanted.size());
+  const auto c = cut(segments, packed, packed + room);
   ASSERT_TRUE(c.ok());
+  ASSERT_LE(c->slot, packed + room);
   Bytes slot(static_cast<std::size_t>(c->slot));
   for (const Run& r : c->runs) {
     ASSERT_LE(r.bytes, kHandleBytes);
@@ -52,21 +54,29 @@ TEST(NixlCut, RandomSegmentsArriveAsGathered) {
       const auto range = touched(s);
       if (range.ok() && range->lo >= 0 && range->hi <= static_cast<std::int64_t>(region.size())) segments.push_back(s);
     }
-    expect_same(segments, region);
+    expect_same(segments, region, round % 3 == 0 ? 0 : static_cast<std::int64_t>(random() % 100'000));
   }
 }
 
 TEST(NixlCut, RowsCostNoDescriptorEachUnlessTheGapsAreWide) {
+  constexpr std::int64_t kRoom = 1 << 30;
   const auto runs = [](std::int64_t run, std::int64_t stride) {
     const Segment s{0, 0, run, {1000}, {stride}};
-    return cut({&s, 1}, 1000 * run).value().runs.size();
+    return cut({&s, 1}, 1000 * run, kRoom).value().runs.size();
   };
   EXPECT_EQ(runs(512, 512), 1u);        // no gap at all
   EXPECT_EQ(runs(512, 1024), 1u);       // half of every row: read whole, picked out here
   EXPECT_EQ(runs(512, 4096), 1000u);    // an eighth: too much would be read
   EXPECT_EQ(runs(8192, 16384), 1000u);  // long rows pay for a descriptor
   const Segment huge{0, 0, 3 * kHandleBytes + 1, {}, {}};
-  EXPECT_EQ(cut({&huge, 1}, huge.run_bytes)->runs.size(), 4u);  // joined and cut again
+  EXPECT_EQ(cut({&huge, 1}, huge.run_bytes, kRoom)->runs.size(), 4u);  // joined and cut again
+  const Segment rows{0, 0, 512, {1000}, {1024}};
+  EXPECT_EQ(cut({&rows, 1}, 512'000, 600'000)->runs.size(), 1000u);  // no room for the gaps
+  const Segment crumbs{0, 0, 1, {kMostRuns + 1}, {16}};
+  const auto many = cut({&crumbs, 1}, kMostRuns + 1, kRoom);
+  ASSERT_FALSE(many.ok());
+  EXPECT_EQ(many.error().code, Code::kUnsupported);
+  EXPECT_NE(many.error().message.find("tcp"), std::string::npos);
 }
 
 struct Ends {
@@ -136,6 +146,9 @@ TEST(NixlMover, WhatItCannotDoIsSaid) {
   const auto silent = make_mover("nixl_host_double", o);
   ASSERT_FALSE(silent.ok());
   EXPECT_NE(silent.error().message.find("security.bulk"), std::string::npos);
+  o = {};
+  o.net.port_range = "9-8";
+  EXPECT_FALSE(make_mover("nixl_host_double", o).ok());  // and nothing of what never started is stopped
   o = {};
   o.net.nixl.library = "/nowhere/libnixl_capi.so";
   const auto absent = make_mover("nixl", o);
