@@ -82,7 +82,7 @@ class RefitCheckpointEngine:
 
     async def send_weights(self, weights: Iterable[tuple[str, Any]] | AsyncIterable[tuple[str, Any]], global_steps: int | None = None) -> None:
         """Drains the generator, on every trainer worker: it may be collective. The first worker sends; when this returns there,
-        every rollout worker has the version whole. global_steps: the version's step, where it is newer than the last one's."""
+        every rollout worker has the version whole. global_steps: the version's step; without one they are counted."""
         if self._folder is None:
             raise InvalidError("send_weights before the process group was made")
         if not self._sends:
@@ -108,7 +108,7 @@ class RefitCheckpointEngine:
         if self._publisher is None:
             self._open()
         assert self._publisher is not None and self._coordinator is not None
-        self._steps = max(self._steps + 1, global_steps or 0)
+        self._steps = self._steps + 1 if global_steps is None else global_steps
         self._publisher.publish(self._steps)
         self._coordinator.mark_stale()
         self._coordinator.sync_weights()

@@ -599,7 +599,7 @@ class CheckpointEngines(unittest.TestCase):
             self.assertTrue(all((t == step).all() for t in got))
             return rollout._receiver.version.step
 
-        self.assertEqual([asyncio.run(refit_at(step)) for step in (7, 8, 20)], [7, 8, 20])
+        self.assertEqual([asyncio.run(refit_at(step)) for step in (0, 1, 8, 20)], [0, 1, 8, 20])
 
     def test_where_they_meet_is_private(self):
         trainer, rollout = self.pair()
