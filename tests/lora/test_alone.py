@@ -49,6 +49,27 @@ class Alone(unittest.TestCase):
         self.assertTrue(all(torch.equal(t, before[n]) for n, t in held.items()))
         with self.assertRaisesRegex(refit.UnsupportedError, "plain LoRA.*q_proj"):
             refit.Layout.from_torch(models.adapted(use_dora=True), adapter="default")
+        with self.assertRaisesRegex(refit.InvalidError, "no LoRA adapter 'other'"):
+            lora.adapter_info(model, "other")
+
+    def test_what_engines_would_not_take_is_named(self):
+        for options, what in (
+            ({"modules_to_save": ["lm_head"]}, "ModulesToSave.*lm_head"),
+            ({"trainable_token_indices": [1, 2]}, "TrainableTokens.*embed_tokens"),
+            ({"bias": "all"}, "bias='all'"),
+            ({"target_parameters": ["self_attn.q_proj.weight", "self_attn.k_proj.weight"], "target_modules": [], "lora_dropout": 0.0}, "no plain LoRA"),
+        ):
+            with self.subTest(**options), self.assertRaisesRegex(refit.UnsupportedError, what):
+                refit.Layout.from_torch(models.adapted(**options), adapter="default")
+
+    def test_an_adapter_called_as_a_layer(self):
+        model = peft.get_peft_model(models.base(), peft.LoraConfig(r=2, target_modules=["q_proj"]), adapter_name="1")
+        held, _ = packed(model, adapter="1")
+        self.assertEqual(held.keys(), peft.get_peft_model_state_dict(model, adapter_name="1").keys())
+
+    def test_the_wires_dtype(self):
+        info = lora.adapter_info(models.adapted(), dtypes={"*": "bf16"})
+        self.assertEqual({d for _, d in info["tensors"].values()}, {"bf16"})
 
 
 if __name__ == "__main__":

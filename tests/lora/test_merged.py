@@ -135,6 +135,26 @@ class Whole(unittest.TestCase):
         tied = refit.Layout.from_torch(models.adapted(tied=True))  # adapters elsewhere are no matter
         self.assertEqual(len(tied.tied), 1)
 
+    def test_what_would_lose_an_update(self):
+        model = models.adapted()
+        with self.assertRaisesRegex(refit.UnsupportedError, "one of several modules"):
+            refit.Layout.from_torch({"policy": model}, ignore=["*lora_*"])
+        with self.assertRaisesRegex(refit.InvalidError, "not what it changes"):
+            refit.Layout.from_torch(model, ignore=["*lora_A*"])
+        tied = models.adapted(tied=True, target_modules=["embed_tokens"])
+        with self.assertRaisesRegex(refit.UnsupportedError, "tied with"):
+            refit.Layout.from_torch(tied, ignore=["lm_head.*"], config=False)
+        model.merge_adapter()
+        with model.disable_adapter(), self.assertRaisesRegex(refit.InvalidError, "unmerge_adapter"):
+            refit.Layout.from_torch(model)
+
+    def test_below_a_wrapper_the_wrappers_names_stay(self):
+        outer = torch.nn.Module()
+        outer.policy, outer.head = models.adapted(), torch.nn.Linear(2, 2)
+        names = refit.Layout.from_torch(outer, config=False).tensors.keys()
+        self.assertIn("policy.model.layers.0.self_attn.q_proj.weight", names)
+        self.assertIn("head.weight", names)
+
     def test_other_dtypes_on_the_wire(self):
         model = models.adapted()
         want = copy.deepcopy(model).merge_and_unload().state_dict()

@@ -10,7 +10,6 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping
 
-from .. import _arrays
 from .._errors import InvalidError, UnsupportedError
 from . import rules as _rules
 
@@ -68,7 +67,7 @@ class Adapters:
         """A name in the model without what PEFT put into it."""
         for prefix, plain in self.renamed.items():
             if own.startswith(prefix):
-                return self.name(plain + own[len(prefix) :]) if plain else own[len(prefix) :]
+                own = plain + own[len(prefix) :]
         return own
 
 
@@ -79,18 +78,23 @@ def find(model: Any, names: Any, ignore: list[str]) -> Adapters | None:
         return None
     import torch
 
-    if not isinstance(model, torch.nn.Module):
-        return None
     from peft.tuners.lora import layer as lora
     from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
     from peft.utils import other
 
+    if isinstance(model, Mapping):
+        for name, module in model.items():
+            for path, m in module.named_modules() if isinstance(module, torch.nn.Module) else ():
+                if isinstance(m, (BaseTunerLayer, other.AuxiliaryTrainingWrapper)):
+                    raise UnsupportedError("PEFT in one of several modules: merge it yourself, or publish its module alone", tensor=f"{name}.{path}".strip("."))
+    if not isinstance(model, torch.nn.Module):
+        return None
     out = Adapters()
     prefixes = {}
     for path, module in model.named_modules():
         dot = path + "." if path else ""
         if isinstance(module, BaseTuner):
-            prefixes[dot + "model."] = ""
+            prefixes[dot + "model."] = dot.removesuffix("base_model.")
         elif isinstance(module, other.ModulesToSaveWrapper):
             _saved(out, prefixes, module, dot, names)
         elif isinstance(module, other.AuxiliaryTrainingWrapper):
@@ -118,6 +122,8 @@ def _layer(out: Adapters, module: Any, path: str, names: Any, ignore: list[str],
     base = path + ".base_layer."
     out.left_out.update(n for n in own if not n.startswith(base))
     if module.disable_adapters:
+        if module.merged_adapters:
+            raise InvalidError("its adapter is merged into it and switched off, so its base is not there: unmerge_adapter() first", tensor=path)
         return
     for adapter in module.active_adapters:
         if adapter in module.merged_adapters or adapter not in module.scaling:
@@ -126,7 +132,9 @@ def _layer(out: Adapters, module: Any, path: str, names: Any, ignore: list[str],
         stem = "lora_embedding_{}." if embedding else "lora_{}."
         a, b = (f"{path}.{stem.format(x)}{adapter}" + ("" if embedding else ".weight") for x in "AB")
         if _rules.ignored(a, ignore):
-            continue
+            if _rules.ignored(base + "weight", ignore):
+                continue
+            raise InvalidError(f"`ignore` leaves out adapter '{adapter}' and not what it changes: its tensors never travel by themselves, and disable_adapter() switches it off", tensor=path)
         # Its own class in PEFT: FSDP2 derives another one from it.
         kind = next(c for c in type(module).__mro__ if c.__module__.startswith("peft."))
         if adapter in module.lora_variant or kind not in (lora.Linear, lora.Embedding):
@@ -143,9 +151,11 @@ def _layer(out: Adapters, module: Any, path: str, names: Any, ignore: list[str],
 
 def alone(model: Any, adapter: str, plain_name: Callable[[str], str]) -> Callable[[], dict[str, Any]]:
     """What gives one adapter's tensors as they are now, by the names that PEFT saves them under. Each call raises InvalidError
-    where there is no such adapter, or its scaling is not what its configuration says: engines know only that."""
+    where there is no such adapter, or its scaling is not what its configuration says: engines know only that. UnsupportedError
+    naming what the adapter trains beside A and B, and what is no plain LoRA."""
     import torch
     from peft.tuners.lora import layer as lora
+    from peft.utils import other
 
     if not isinstance(model, torch.nn.Module):
         raise InvalidError(f"adapter='{adapter}' needs a PEFT module, not a {type(model).__name__}")
@@ -154,17 +164,25 @@ def alone(model: Any, adapter: str, plain_name: Callable[[str], str]) -> Callabl
         out = {}
         tensors = model.state_dict(keep_vars=True)
         for path, module in model.named_modules():
+            config = getattr(module, "peft_config", None)
+            if isinstance(config, Mapping) and adapter in config and getattr(config[adapter], "bias", "none") != "none":
+                raise UnsupportedError(f"adapter '{adapter}' trains biases of the base too (bias='{config[adapter].bias}')", tensor=path)
+            if isinstance(module, other.AuxiliaryTrainingWrapper) and adapter in module._get_available_adapters():
+                raise UnsupportedError(f"adapter '{adapter}' trains it beside LoRA ({type(module).__name__}), and engines take A and B alone", tensor=path)
             if not isinstance(module, lora.LoraLayer) or adapter not in module.scaling:
                 continue
-            if adapter in module.lora_variant or module.lora_bias[adapter]:
+            # A ParamWrapper adapts a parameter, several of them one inside the other: without names of their own in an engine.
+            plain = not isinstance(module, getattr(lora, "ParamWrapper", ())) and adapter in module.use_rslora
+            if not plain or adapter in module.lora_variant or module.lora_bias.get(adapter):
                 raise UnsupportedError(f"adapter '{adapter}' is no plain LoRA here", tensor=path)
             r, alpha = module.r[adapter], module.lora_alpha[adapter]
             meant = alpha / (math.sqrt(r) if module.use_rslora[adapter] else r)
             if module.scaling[adapter] != meant:
                 raise InvalidError(f"the scaling of adapter '{adapter}' is {module.scaling[adapter]}, and alpha {alpha} with rank {r} means {meant}", tensor=path)
-            for n in (f"{path}.{kind}.{adapter}{end}" for kind, end in (("lora_A", ".weight"), ("lora_B", ".weight"), ("lora_embedding_A", ""), ("lora_embedding_B", ""))):
-                if n in tensors:
-                    out[plain_name(n).replace(f".{adapter}", "")] = tensors[n]
+            for kind, end in (("lora_A", ".weight"), ("lora_B", ".weight"), ("lora_embedding_A", ""), ("lora_embedding_B", "")):
+                own = f"{path}.{kind}.{adapter}{end}"
+                if own in tensors and out.setdefault(saved := plain_name(f"{path}.{kind}{end}"), tensors[own]) is not tensors[own]:
+                    raise UnsupportedError(f"two tensors of adapter '{adapter}' have this name", tensor=saved)
         if not out:
             raise InvalidError(f"the model has no LoRA adapter '{adapter}'")
         return out
@@ -172,11 +190,18 @@ def alone(model: Any, adapter: str, plain_name: Callable[[str], str]) -> Callabl
     return now
 
 
-def adapter_info(model: Any, adapter: str = "default") -> dict[str, Any]:
+def adapter_info(model: Any, adapter: str = "default", dtypes: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What an engine must know of an adapter before its versions come: PEFT's configuration, and each tensor's whole shape and
-    dtype. JSON; for ``init_info={"adapter": …}`` of a synchronizer of engines."""
-    from .torch import plain_name
+    dtype on the wire. dtypes: as the publisher is given. JSON; for ``init_info={"adapter": …}`` of a synchronizer of engines."""
+    from .torch import describe
 
-    config = json.loads(json.dumps(model.peft_config[adapter].to_dict(), default=lambda v: sorted(v) if isinstance(v, (set, frozenset)) else str(v)))
-    tensors = {n: [list(t.shape), _arrays.layout_dtype(t.dtype)] for n, t in alone(model, adapter, plain_name)().items()}
+    described = describe(model, adapter=adapter, dtypes=dtypes)
+    holder = model
+    while not isinstance(configs := getattr(holder, "peft_config", None), Mapping) and hasattr(holder, "module"):
+        holder = holder.module  # DDP and the like
+    if not isinstance(configs, Mapping) or adapter not in configs:
+        raise InvalidError(f"the model has no configuration of adapter '{adapter}': give the PEFT module")
+    config = json.loads(json.dumps(configs[adapter].to_dict(), default=lambda v: sorted(v) if isinstance(v, (set, frozenset)) else str(v)))
+    tensors = {e.name: [list(e.shape), e.dtype] for e in described.entries}
+    tensors.update({copy: tensors[name] for name, copy in described.tied})
     return {"config": config, "tensors": tensors}

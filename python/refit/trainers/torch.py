@@ -163,6 +163,14 @@ def _modules(model: Any) -> dict[str, Any]:
     return {}
 
 
+def _named_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, tensor in pairs:
+        if out.setdefault(name, tensor) is not tensor:
+            raise InvalidError("two of the models have it", tensor=name)
+    return out
+
+
 def _source(model: Any) -> Callable[[], dict[str, Any]]:
     """What gives the model's parameters and persistent buffers as they are now: name -> tensor, tied ones under each.
 
@@ -171,7 +179,7 @@ def _source(model: Any) -> Callable[[], dict[str, Any]]:
     import torch
 
     if modules := _modules(model):
-        return lambda: {dot + n: t for dot, module in modules.items() for n, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+        return lambda: _named_once((dot + n, t) for dot, module in modules.items() for n, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor))
     if isinstance(model, Mapping):
         return lambda: {str(n): t for n, t in model.items()}
     pairs: dict[str, Any] = {}
@@ -298,7 +306,7 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
         left_out = found.left_out if found else set()
         return {n: t for n, t in tensors.items() if n not in left_out and not _rules.ignored(n, ignore) and not _rules.ignored(plain(n, found), ignore)}
 
-    found, _ = adapters()
+    found, tensors = adapters()
     named = [(n, plain(n, found), t) for n, t in now().items()]
     leftovers = sorted(n for n, plain, _ in named if not alone and _LEFTOVER.search(plain))
     if leftovers:
@@ -328,7 +336,7 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
         seen[id(tensor)] = out.entries[-1]
     if not out.entries:
         raise InvalidError("the model has no tensor to publish")
-    _refuse_tied_updates(out, found)
+    _refuse_tied_updates(out, found, tensors)
     if out.rules:
         for copy, primary in ((b, a) for a, b in out.rules.tied):
             apart = {e.name for e in out.entries}
@@ -341,12 +349,15 @@ def describe(model: Any, *, ignore: Iterable[str] = (), dtypes: Mapping[str, str
     return out
 
 
-def _refuse_tied_updates(described: Described, found: _lora.Adapters | None) -> None:
-    copies = {e.own: copy for copy, e in described.copies.items()}
-    for own in found.updates if found else ():
-        if own in copies or own in described.copies:
-            other = copies.get(own) or described.copies[own].own
-            raise UnsupportedError(f"an adapter changes it, and it is tied with '{plain_name(other)}', which would change too", tensor=plain_name(own))
+def _refuse_tied_updates(described: Described, found: _lora.Adapters | None, tensors: Mapping[str, Any]) -> None:
+    """tensors: also those that `ignore` leaves out, whose copies in the engine change all the same."""
+    if found is None:
+        return
+    published = {e.own for e in described.entries} | described.copies.keys()
+    for own in found.updates:
+        for other, t in tensors.items():
+            if other != own and t is tensors[own] and other not in found.left_out and {own, other} & published:
+                raise UnsupportedError(f"an adapter changes it, and it is tied with '{plain_name(other)}', which would change too", tensor=plain_name(own))
 
 
 def gathered(mine: Any, group: Any) -> list[Any]:
@@ -442,7 +453,7 @@ class Packer:
     def pack(self) -> None:
         """Errors of follow(): nothing was copied then. Adapters are added on the way: collective where they are sharded."""
         found, tensors = self._described.adapters()
-        _refuse_tied_updates(self._described, found)
+        _refuse_tied_updates(self._described, found, tensors)
         updates = found.updates if found else {}
         for local, (e, view) in zip(self.follow(), self._pairs, strict=True):
             added = updates.get(e.own)
