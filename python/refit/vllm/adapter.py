@@ -71,6 +71,10 @@ class Adapter:
         """Registered, active, and pinned: no other adapter takes its place."""
         self._manager.remove_adapter(adapter.id)
         self._manager.add_adapter(adapter)
+        # vLLM has packed what its modules take together under their names; what is left over it would pass over.
+        if lost := sorted(set(adapter.loras) - set(self._manager.modules)):
+            self._manager.remove_adapter(adapter.id)
+            raise MismatchError(f"the engine's model has no module that takes it, nor {len(lost) - 1} others", tensor=lost[0])
         self._manager.pin_adapter(adapter.id)
 
     def install(self, weights: Mapping[str, torch.Tensor]) -> None:
