@@ -142,7 +142,7 @@ class Whole(unittest.TestCase):
         with self.assertRaisesRegex(refit.InvalidError, "not what it changes"):
             refit.Layout.from_torch(model, ignore=["*lora_A*"])
         tied = models.adapted(tied=True, target_modules=["embed_tokens"])
-        with self.assertRaisesRegex(refit.UnsupportedError, "tied with 'base_model.model.lm_head|tied with"):
+        with self.assertRaisesRegex(refit.UnsupportedError, "tied with"):
             refit.Layout.from_torch(tied, ignore=["lm_head.*"], config=False)
         model.merge_adapter()
         with model.disable_adapter(), self.assertRaisesRegex(refit.InvalidError, "unmerge_adapter"):
